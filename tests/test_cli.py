@@ -115,49 +115,37 @@ def test_a_token_that_is_not_taken_stops_the_sending(
 # --- Bad input: exit 2, one line, nothing sent
 
 
-DRY = ["charge", "x.csv", "--dry-run"]
-SALE = [
-    "sale",
-    "--phone-number",
-    "1",
-    "--country-code",
-    "593",
-    "--currency",
-    "USD",
-    "--client-transaction-id",
-    "x",
-]
+SALE = "sale --phone-number 1 --country-code 593 --currency USD --client-transaction-id x --amount-with-tax=10.50"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["charge"], "FILE requires an argument"),
-        (["charge", "none.csv", "--dry-run"], "none.csv: cannot be read"),
-        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "http://pay.example"], "must be https"),
-        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "https://pay.example"], "sqlite:PATH"),
-        (["charge", "x.csv", "--base-url", "https://pay.example"], "--ledger"),
-        (["charge", "x.csv"], "--base-url"),
-        ([*DRY, "--max-in-flight", "0"], "--max-in-flight"),
-        ([*DRY, "--max-pending", "1.5"], "whole number"),
-        ([*DRY, "--rate", "0"], "--rate"),
-        ([*DRY, "--wait", "nan"], "--wait"),
-        ([*DRY, "--retry", "all"], "--retry"),
-        ([*DRY, "--profile", "none.toml"], "none.toml"),
-        (["charge", "x.csv", "--token", "abc"], "Unknown option"),
-        (["nothing"], "Unknown command"),
-        ([*SALE, "--amount-with-tax=10.50"], "--amount-with-tax"),
-        ([*SALE, "--amount-with-tax=1e3"], "--amount-with-tax"),
-        (["simulate", "--port", "0", "--answers", "approve=2"], "approve"),
-        (["simulate", "--port", "99999"], "--port"),
-        (["simulate", "--port", "0", "--account", "shop"], "--account"),
-        (["simulate", "--port", "0", "--account", "shop=a", "--token", "b"], "--token"),
-        (["status"], "--transaction-id"),
-        (["status", "--transaction-id", "5", "--base-url", "https://pay.example"], "status.by_transaction_id"),
+        ("charge", "FILE requires an argument"),
+        ("charge none.csv --dry-run", "none.csv: cannot be read"),
+        ("charge x.csv --ledger memory: --base-url http://pay.example", "must be https"),
+        ("charge x.csv --ledger memory: --base-url https://pay.example", "sqlite:PATH"),
+        ("charge x.csv --base-url https://pay.example", "--ledger"),
+        ("charge x.csv", "--base-url"),
+        ("charge x.csv --dry-run --max-in-flight 0", "--max-in-flight"),
+        ("charge x.csv --dry-run --max-pending 1.5", "whole number"),
+        ("charge x.csv --dry-run --rate 0", "--rate"),
+        ("charge x.csv --dry-run --wait nan", "--wait"),
+        ("charge x.csv --dry-run --retry all", "--retry"),
+        ("charge x.csv --dry-run --profile none.toml", "none.toml"),
+        ("charge x.csv --token abc", "Unknown option"),
+        ("nothing", "Unknown command"),
+        (SALE, "--amount-with-tax"),
+        ("simulate --port 0 --answers approve=2", "approve"),
+        ("simulate --port 99999", "--port"),
+        ("simulate --port 0 --account shop", "--account"),
+        ("simulate --port 0 --account shop=a --token b", "--token"),
+        ("status", "--transaction-id"),
+        ("status --transaction-id 5 --base-url https://pay.example", "status.by_transaction_id"),
     ],
-)  # fmt: skip
-def test_bad_settings_are_one_line_and_exit_2(arguments: list[str], said: str, capfd: Said) -> None:
-    assert main(arguments) == 2
+)
+def test_bad_settings_are_one_line_and_exit_2(arguments: str, said: str, capfd: Said) -> None:
+    assert main(arguments.split()) == 2
     out, err = capfd.readouterr()
     assert said in err
     assert (out, err.count("\n")) == ("", 1)
@@ -174,30 +162,31 @@ def test_faults_are_all_shown_before_anything_is_sent(willing: Service, tmp_path
     err = capfd.readouterr().err
     assert "lines 5, 6, 7, 8, 9, ... (57 rows), amount_with_tax: must be whole cents" in err
     assert "57 faults; nothing was sent" in err
-    assert "10.51" not in err
-    assert "0977" not in err
+    assert not re.search("10.51|0977", err)
     assert willing.truth("fault") == {}
     assert not (tmp_path / "ledger.db").exists()
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 2), ("no", 2), (None, 2)])
+@pytest.mark.parametrize("answer", ["y", "", "no", None])
 def test_on_a_terminal_it_asks(
-    willing: Service,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
-    answer: str | None,
-    code: int,
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said, answer: str | None
 ) -> None:
-    """It shows count and total, and takes yes alone for a yes; without a terminal (None) it needs `--yes`."""
+    """With count and total, and that the ledger is new; only yes is a yes. No terminal (None): it needs `--yes`."""
+    monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None, raising=False)
     monkeypatch.setattr("rich.console.Console.input", lambda *_, **__: answer)
     prefix = f"asked{answer}"
     arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of(prefix, 2)))
-    arguments.remove("--yes")
-    assert main(arguments) == code
-    assert len(willing.truth(f"{prefix}-")) == (2 if code == 0 else 0)
-    assert ("--yes" if answer is None else "USD 11.51") in capfd.readouterr().err
+    for given in ("--yes",) if answer is None else ("--yes", "--new-ledger"):
+        arguments.remove(given)
+    assert main(arguments) == (0 if answer == "y" else 2)
+    assert len(willing.truth(f"{prefix}-")) == (2 if answer == "y" else 0)
+    said = " ".join(capfd.readouterr().err.split())
+    if answer is None:
+        assert "--yes" in said
+    else:
+        assert "USD 11.51" in said
+        assert "is new: it knows no earlier charge" in said
 
 
 def test_without_its_packages_it_says_what_to_install() -> None:

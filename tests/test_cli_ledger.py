@@ -3,6 +3,8 @@
 import asyncio
 import csv
 import errno
+import functools
+import io
 import json
 import os
 import stat
@@ -27,15 +29,15 @@ from payclient.events import (
     Conflicted,
     Created,
     DecidedCancelled,
+    Event,
     Evidence,
     Expired,
-    FoundAccepted,
     Lost,
     Notified,
     Refused,
 )
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import Record, State, advance
 from test_ledger import NOW, brought, fresh
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +98,10 @@ def person(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return answers
 
 
+def after(record: Record, *events: Event) -> Record:
+    return functools.reduce(advance, events, record)
+
+
 def listed(out: str) -> dict[str, str]:
     """The lines of the sales in a printed list, by id."""
     return {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if "order-" in line}
@@ -104,89 +110,77 @@ def listed(out: str) -> dict[str, str]:
 # --- list
 
 
+UNRESOLVED = ("sending", "unknown", "expired", "refused", "reversing")
+
+
 def test_list_shows_what_is_open_and_why(book: Book, capfd: Said) -> None:
     """Without options: the open sales, each with a reason in words, and how many wait for a person."""
     assert main(["ledger", "list"]) == 0
     said = capfd.readouterr()
     lines = listed(said.out)
-    assert lines.keys() == {
-        "order-sending", "order-unknown", "order-pending", "order-expired", "order-refused", "order-reversing"
-    }  # fmt: skip
-    assert "its process ended while it was being sent" in lines["order-sending"]
-    assert "no usable answer came: it may exist" in lines["order-unknown"]
-    assert "the customer's time is over" in lines["order-pending"]
-    assert "presumed cancelled, not proven" in lines["order-expired"]
+    assert lines.keys() == {f"order-{state}" for state in (*UNRESOLVED, "pending")}
+    for state, words in (
+        ("sending", "its process ended while it was being sent"),
+        ("unknown", "no usable answer came: it may exist"),
+        ("pending", "the customer's time is over"),
+        ("expired", "presumed cancelled, not proven"),
+    ):
+        assert words in lines[f"order-{state}"]
     assert all("unknown" in line and "USD 11.50" in line for line in lines.values())
     assert "6 shown, 5 of them unresolved" in said.err
 
 
+@pytest.mark.parametrize(
+    ("options", "states", "said"),
+    [
+        ("--state accepted", ["accepted"], "1 shown"),
+        ("--state refused", [], "no such sale"),  # a sale counts by its newest attempt
+        ("--unresolved", UNRESOLVED, "5 shown, 5 of them unresolved"),
+        ("--unresolved --state expired", ["expired"], "1 shown"),
+        # A longer sale window makes an expired sale's last query later.
+        ("--unresolved --state expired --profile slow.toml", [], "no such sale"),
+        ("--unresolved --ledger sqlite:empty.db", [], "nothing is unresolved"),
+        ("--ledger sqlite:empty.db", [], "nothing is open"),
+    ],
+)
 def test_list_by_state_and_need(
-    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+    book: Book, monkeypatch: pytest.MonkeyPatch, capfd: Said, options: str, states: list[str], said: str
 ) -> None:
     """A decided state is listed too; unresolved is what is unknown, or expired after its last query."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(book.path.parent)
     Path("slow.toml").write_text('name = "slow"\nsale_window = 400000000')
     assert main(["ledger", "init", "--ledger", "sqlite:empty.db"]) == 0
-    unresolved = {"sending", "unknown", "expired", "refused", "reversing"}
-    for options, listed_ids, said in (
-        ("--state accepted", {"accepted"}, "1 shown"),
-        ("--state refused", set(), "no such sale"),  # a sale counts by its newest attempt
-        ("--unresolved", unresolved, "5 shown, 5 of them unresolved"),
-        ("--unresolved --state expired", {"expired"}, "1 shown"),
-        # A longer sale window makes an expired sale's last query later.
-        ("--unresolved --state expired --profile slow.toml", set(), "no such sale"),
-        ("--unresolved --ledger sqlite:empty.db", set(), "nothing is unresolved"),
-        ("--ledger sqlite:empty.db", set(), "nothing is open"),
-    ):
-        assert main(["ledger", "list", *options.split()]) == 0
-        printed = capfd.readouterr()
-        assert listed(printed.out).keys() == {f"order-{state}" for state in listed_ids}
-        assert said in printed.err
+    capfd.readouterr()
+    assert main(["ledger", "list", *options.split()]) == 0
+    printed = capfd.readouterr()
+    assert listed(printed.out).keys() == {f"order-{state}" for state in states}
+    assert said in printed.err
 
 
-def test_expired_is_unresolved_only_after_its_last_query(tmp_path: Path) -> None:
+def test_expired_is_unresolved_only_after_its_last_query() -> None:
     """140 s after the expiry, in a window of 300 s: until then a run that is open still asks."""
-    book = Book(tmp_path / "charges.db")
-    now = time.time()
-
-    async def fill(ledger: Ledger) -> None:
-        await ledger.permit(fresh("order-1", at=now - 400))
-        record = await ledger.apply(
-            fresh("order-1"), Created(at=now - 400, transaction_id=7, expires_at=now - 100)
-        )
-        await ledger.apply(record, Expired(at=now - 100))
-
-    book.use(fill)
-    record = book.get("order-1")
-    assert not is_unresolved(record, now, 300)
-    assert is_unresolved(record, now + 41, 300)
-    assert is_unresolved(record, now, 3)
-    assert "a run that is open asks until" in why(record, now, 300)
+    created = Created(at=NOW - 300, transaction_id=7, expires_at=NOW)
+    record = after(fresh("order-1"), created, Expired(at=NOW))
+    assert not is_unresolved(record, NOW + 100, 300)
+    assert is_unresolved(record, NOW + 141, 300)
+    assert is_unresolved(record, NOW + 100, 3)
+    assert "a run that is open asks until" in why(record, NOW + 100, 300)
 
 
-def test_why_in_other_words(book: Book) -> None:
+def test_why_in_other_words() -> None:
     """A candidate, a notification, a refusal and a customer who still can approve are told."""
-
-    async def fill(ledger: Ledger) -> None:
-        for name in "abcde":
-            await ledger.permit(fresh(name))
-        await ledger.apply(fresh("a"), Lost(at=NOW, expires_at=NOW + 330, candidate_id=99))
-        await ledger.apply(fresh("b"), Created(at=NOW, transaction_id=8, expires_at=NOW + 300))
-        await ledger.apply(fresh("b"), Notified(at=NOW + 5, transaction_id=8))
-        await ledger.apply(
-            fresh("c"), Refused(at=NOW, error_type="NotCreatedError", error_code=22, messages=("no", "busy"))
-        )
-        await ledger.apply(fresh("e"), Refused(at=NOW, error_type="UnauthorizedError"))
-
-    book.use(fill)
-    said = {name: why(book.get(name), NOW + 6, 300.0) for name in "abcde"}
-    assert "transaction 99 was heard of, unproven" in said["a"]
-    assert (
-        said["b"] == "the customer has not answered; can until 2023-11-14 22:18:20 +0000; a notification came"
-    )
-    assert said["c"] == "the service refused it: no; busy (code 22)"
-    assert said["d"] == "being sent, or its process has just ended"
-    assert said["e"] == "the service refused it: UnauthorizedError"
+    sent = fresh("order-1")
+    created = Created(at=NOW, transaction_id=8, expires_at=NOW + 300)
+    for events, words in (
+        ([Lost(at=NOW, expires_at=NOW + 330, candidate_id=99)], "transaction 99 was heard of, unproven"),
+        ([created, Notified(at=NOW + 5, transaction_id=8)],
+         "the customer has not answered; can until 2023-11-14 22:18:20 +0000; a notification came"),
+        ([Refused(at=NOW, error_type="X", error_code=22, messages=("no", "busy"))],
+         "the service refused it: no; busy (code 22)"),
+        ([Refused(at=NOW, error_type="UnauthorizedError")], "the service refused it: UnauthorizedError"),
+        ([], "being sent, or its process has just ended"),
+    ):  # fmt: skip
+        assert words in why(after(sent, *events), NOW + 6, 300.0)
 
 
 # --- show
@@ -268,7 +262,6 @@ def test_resolve_only_what_the_table_allows(book: Book, capfd: Said) -> None:
         before = book.get(f"order-{state}")
         assert resolve(f"order-{state}", decision, "--yes") == 2
         said = capfd.readouterr().err
-        assert said.count("\n") == 1
         assert f"order-{state} is {state}: only what is unknown or expired" in said
         assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
         assert book.get(f"order-{state}") == before
@@ -286,27 +279,25 @@ def test_moved(book: Book, person: list[str], capfd: Said) -> None:
         return book.use(ask)
 
     assert belongs_to(old)
-    person.append("n")
-    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", new]) == 2
+    for answer, address, code, owner in (
+        ("n", new, 2, old),
+        ("y", new, 0, new),
+        ("y", "http://pay.example", 2, new),
+    ):
+        person[:] = [answer]
+        assert main(["ledger", "moved", "--base-url", address]) == code
+        assert belongs_to(owner)
     assert "could be charged twice" in " ".join(capfd.readouterr().err.split())
-    assert belongs_to(old)
-    person.append("y")
-    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", new]) == 0
-    assert belongs_to(new)
-    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", "http://pay.example", "--yes"]) == 2
-    assert belongs_to(new)
 
 
 def test_resolve_asks(book: Book, person: list[str], capfd: Said) -> None:
-    """On a terminal it says what the decision means; only a yes decides."""
-    for answer in ("", "n", "yes please"):
-        person.append(answer)
+    """On a terminal it says what the decision means; only a yes decides, and a terminal that is gone is no yes."""
+    for answer in ([""], ["n"], ["yes please"], []):
+        person[:] = answer
         assert resolve("order-unknown", "refused") == 2
-    assert resolve("order-unknown", "refused") == 2  # the terminal is gone
     said = " ".join(capfd.readouterr().err.split())
-    assert "This RE-OPENS CHARGING" in said
-    assert "the customer pays twice" in said
-    assert "nothing was changed" in said
+    for words in ("This RE-OPENS CHARGING", "the customer pays twice", "nothing was changed"):
+        assert words in said
     assert book.get("order-unknown").state is State.UNKNOWN
     person.append(" Yes ")
     assert resolve("order-unknown", "refused") == 0
@@ -328,27 +319,40 @@ def test_resolve_does_not_hold_the_ledger_while_it_asks(
     assert book.get("order-unknown").state is State.UNKNOWN
 
 
-CANNOT = [
-    (["moved", "--base-url", "https://pay.example"], "give --yes"),
-    (["resolve", "order-unknown", "--as", "refused", *WHO], "give --yes; nothing was changed"),
-    (["resolve", "order-unknown", "--as", "pending", *WHO, "--yes"], "--as"),
-    (["resolve", "order-unknown", "--as", "refused", *WHO, "--yes", "--actor", "  "], "--actor"),
-    (["resolve", "order-unknown", "--as", "refused", *WHO, "--yes", "--reason", "  "], "--reason"),
-    (["resolve", "order-0", "--as", "refused", *WHO, "--yes"], "the ledger has no sale 'order-0'"),
-    (["show", "order-0"], "the ledger has no sale 'order-0'"),
-    (["export", "--out", "charges.db"], "is there already"),
-    (["export", "--out", "nowhere/out.csv"], "cannot be written"),
-]
+REFUSE = "resolve --as refused --actor ana --reason portal"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("moved --base-url https://pay.example", "give --yes"),
+        (f"{REFUSE} order-unknown", "give --yes; nothing was changed"),
+        (f"{REFUSE} order-unknown --as pending --yes", "--as"),
+        (f"{REFUSE} order-unknown --yes --actor= ", "--actor"),
+        (f"{REFUSE} order-unknown --yes --reason= ", "--reason"),
+        (f"{REFUSE} order-0 --yes", "the ledger has no sale 'order-0'"),
+        ("show order-0", "the ledger has no sale 'order-0'"),
+        ("export --out charges.db", "is there already"),
+        ("export --out nowhere/out.csv", "cannot be written"),
+        ("list --ledger=", "give --ledger"),
+        ("list --ledger memory:", "ended with its process"),
+        ("list --ledger paper:", "a ledger is"),
+        *(
+            (f"{command} --ledger sqlite:slip.db", "there is no ledger at")
+            for command in ("list", "show order-1", "export", f"{REFUSE} order-1 --yes")
+        ),
+    ],
+)
 def test_what_cannot_be_done_changes_nothing(
-    book: Book, monkeypatch: pytest.MonkeyPatch, capfd: Said
+    book: Book, monkeypatch: pytest.MonkeyPatch, capfd: Said, arguments: str, said: str
 ) -> None:
-    """A script must say that it means it, a person has a name and a reason, and no file is overwritten."""
+    """A script must say that it means it, a person has a name and a reason, and no file is overwritten or made."""
     monkeypatch.chdir(book.path.parent)
-    for arguments, said in CANNOT:
-        assert main(["ledger", *arguments]) == 2
-        assert said in capfd.readouterr().err
+    assert main(["ledger", *arguments.split(" ")]) == 2
+    printed = capfd.readouterr()
+    assert said in printed.err
+    assert printed.out == ""
+    assert [path.name for path in Path().glob("*.db")] == ["charges.db"]
     assert book.get("order-unknown").state is State.UNKNOWN
 
 
@@ -368,52 +372,39 @@ def test_resolve_says_that_the_customer_may_still_approve(book: Book, capfd: Sai
 # --- export
 
 
-def fill_export(book: Book) -> None:
+def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A row for every attempt, earlier ones too: as CSV without formulas, as JSON with its values as they are."""
+
     async def fill(ledger: Ledger) -> None:
         await ledger.permit(fresh("=cmd()"))
         refused = Refused(at=NOW, error_type="X", error_code=-1, messages=("@no", "[red]ñ[/]"))
         await ledger.apply(fresh("=cmd()"), refused)
 
     book.use(fill)
-    assert main(
-        ["ledger", "resolve", "order-unknown", "--as", "accepted", "--actor", "+ana", "--reason=-seen", "--yes"]
-    ) == 0  # fmt: skip
-
-
-def test_export_csv(book: Book, tmp_path: Path, capfd: Said) -> None:
-    """A row for every attempt, earlier ones too; no cell is a formula."""
-    fill_export(book)
-    out = tmp_path / "out.csv"
-    assert main(["ledger", "export", "--out", str(out)]) == 0
-    assert "11 attempts written to" in capfd.readouterr().err
-    with out.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    decision = ["order-unknown", "--as", "accepted", "--actor", "+ana", "--reason=-seen", "--yes"]
+    assert main(["ledger", "resolve", *decision]) == 0
+    for ending in ("csv", "jsonl"):
+        out = tmp_path / f"out.{ending}"
+        assert main(["ledger", "export", "--out", str(out)]) == 0
+        assert b"11 attempts written to" in capfdbinary.readouterr().err
+        assert stat.S_IMODE(out.stat().st_mode) == 0o600
+        assert main(["ledger", "export", *(["--format", "jsonl"] if ending == "jsonl" else [])]) == 0
+        assert capfdbinary.readouterr().out == out.read_bytes()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text(), newline="")))
     assert tuple(rows[0]) == COLUMNS
     assert [row["attempt"] for row in rows if row["client_transaction_id"] == "order-refused"] == ["1", "2"]
+    assert not any(cell.startswith(tuple("=+-@\t\r\n")) for row in rows for cell in row.values())
     by_id = {row["client_transaction_id"]: row for row in rows}
     assert (by_id["'=cmd()"]["messages"], by_id["'=cmd()"]["error_code"]) == ("'@no; [red]ñ[/]", "'-1")
     unknown = by_id["order-unknown"]
     assert (unknown["actor"], unknown["reason"], unknown["paid"]) == ("'+ana", "'-seen", "true")
     assert unknown["created_at"] == "2023-11-14T22:13:20.000Z"
-    assert by_id["order-cancelled"]["paid"] == "false"
-    assert by_id["order-expired"]["paid"] == ""
-    assert not any(cell.startswith(tuple("=+-@\t\r\n")) for row in rows for cell in row.values())
-    assert stat.S_IMODE(out.stat().st_mode) == 0o600
-
-
-def test_export_jsonl(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """The same rows as JSON, its values as they are; printed where no file is given."""
-    fill_export(book)
-    out = tmp_path / "out.jsonl"
-    assert main(["ledger", "export", "--out", str(out)]) == 0
-    assert main(["ledger", "export", "--format", "jsonl"]) == 0
-    assert capfdbinary.readouterr().out == out.read_bytes()
-    rows = {row["client_transaction_id"]: row for row in map(json.loads, out.read_bytes().splitlines())}
-    assert rows["=cmd()"]["messages"] == ["@no", "[red]ñ[/]"]
-    assert (rows["order-unknown"]["paid"], rows["order-expired"]["paid"]) == (True, None)
-    assert (rows["order-pending"]["transaction_id"], rows["order-pending"]["amount"]) == (7, 1150)
-    assert main(["ledger", "export"]) == 0
-    assert capfdbinary.readouterr().out.startswith(b"client_transaction_id,attempt,")
+    assert (by_id["order-cancelled"]["paid"], by_id["order-expired"]["paid"]) == ("false", "")
+    lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    values = {row["client_transaction_id"]: row for row in lines}
+    assert values["=cmd()"]["messages"] == ["@no", "[red]ñ[/]"]
+    assert (values["order-unknown"]["paid"], values["order-expired"]["paid"]) == (True, None)
+    assert (values["order-pending"]["transaction_id"], values["order-pending"]["amount"]) == (7, 1150)
     assert main(["ledger", "show", "=cmd()"]) == 0
     assert "[red]ñ[/] (code -1)".encode() in capfdbinary.readouterr().out, "a message is text"
 
@@ -433,27 +424,6 @@ def test_export_to_a_full_disk(
 
 
 # --- Any of them
-
-
-def test_no_ledger(tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing is made by no command; one line says what is wrong."""
-    monkeypatch.delenv("PAYCLIENT_LEDGER", raising=False)
-    path = tmp_path / "slip.db"
-    missing = (f"sqlite:{path}", f"there is no ledger at {path}")
-    for arguments, (url, words) in (
-        (["list"], ("", "give --ledger")),
-        (["list"], ("memory:", "ended with its process")),
-        (["list"], ("paper:", "a ledger is")),
-        (["list"], missing),
-        (["show", "order-1"], missing),
-        (["export"], missing),
-        (["resolve", "order-1", "--as", "refused", *WHO, "--yes"], missing),
-    ):
-        assert main(["ledger", *arguments, *(["--ledger", url] if url else [])]) == 2
-        said = capfd.readouterr()
-        assert words in said.err
-        assert (said.err.count("\n"), said.out) == (1, "")
-    assert not path.exists()
 
 
 def test_a_sale_is_watched_until_it_is_decided(book: Book, capfd: Said) -> None:
@@ -513,25 +483,3 @@ def test_a_ledger_in_use(book: Book, capfd: Said) -> None:
         holder.communicate(b"")
     assert holder.returncode == 0
     assert main(["ledger", "list"]) == 0
-
-
-def test_a_long_ledger_is_listed(tmp_path: Path, capfd: Said) -> None:
-    """`ledger list --state accepted` reads page after page."""
-    book = Book(tmp_path / "l.db")
-
-    async def fill(ledger: Ledger) -> None:
-        async def accept(number: int) -> None:
-            key = f"order-{number}"
-            await ledger.permit(fresh(key))
-            record = await ledger.apply(
-                fresh(key), Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 9)
-            )
-            await ledger.apply(record, FoundAccepted(at=NOW, transaction_id=number + 1))
-
-        await asyncio.gather(*(accept(number) for number in range(1200)))
-
-    book.use(fill)
-    assert main(["ledger", "list", "--state", "accepted", "--ledger", book.url]) == 0
-    said = capfd.readouterr()
-    assert said.out.count("order-") == 1200
-    assert "1,200 shown" in said.err

@@ -90,34 +90,20 @@ def json_lines(*rows: Any) -> str:
 # --- The purchase
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_a_row_may_say_what_it_is_for(read: Read, name: str) -> None:
+def test_a_row_may_say_what_it_is_for(read: Read) -> None:
     """By a column of that name or a mapped one, in some rows or all; a file without it has none."""
-    for column, columns in (("purchase", {}), ("pedido", {"purchase": "Pedido"})):
-        if name.endswith(".csv"):
-            lines = (f"0991112223,593,USD,1000,150,order-{n},{'cart 17' if n else ''}\n" for n in range(3))
-            text = f"{HEADER},{column.capitalize() if columns else column}\n" + "".join(lines)
-        else:
-            keys = ({"clientTransactionId": f"order-{n}", column: "cart 17" if n else None} for n in range(3))
-            text = json_lines(*(JSON_ROW | each for each in keys))
-        file = read(text, name, columns=columns)
+    lines = "".join(f"0991112223,593,USD,1000,150,order-{n},{'cart 17' if n else ''}\n" for n in range(3))
+    objects = ({"clientTransactionId": f"order-{n}", "purchase": "cart 17" if n else None} for n in range(3))
+    for file in (
+        read(f"{HEADER},Pedido\n{lines}", columns={"purchase": "Pedido"}),
+        read(json_lines(*(JSON_ROW | each for each in objects)), "rows.jsonl"),
+    ):
         assert errors_of(file) == []
         assert [row.purchase for row in file.rows] == [None, "cart 17", "cart 17"]
-        assert len(file.requests) == 3
     assert [row.purchase for row in read(f"{HEADER}\n{GOOD}\n").rows] == [None]
 
 
 # --- CSV
-
-
-def test_a_row_becomes_a_request(read: Read) -> None:
-    """Empty cells are left out; the line is counted with the header."""
-    file = read(f"{HEADER},store_id,reference\n{GOOD},S1,\n")
-    assert file.rows[0].line == 2
-    assert the_request(file) == SaleRequest(
-        phone_number="0991112223", country_code="593", currency="USD", amount_with_tax=1000, tax=150,
-        client_transaction_id="order-1", store_id="S1",
-    )  # fmt: skip
 
 
 def test_a_spreadsheets_file_is_taken_as_it_is(read: Read) -> None:
@@ -131,18 +117,18 @@ def test_a_spreadsheets_file_is_taken_as_it_is(read: Read) -> None:
     assert the_request(read(text)).reference == 'Café; with "milk"'
 
 
-@pytest.mark.parametrize("column", ["invoice_no", "reference", "invoiceNo"])
+@pytest.mark.parametrize("column", ["reference", "invoiceNo"])
 def test_another_column_is_the_key(read: Read, column: str) -> None:
     """One that the model does not know, or one that keeps its own meaning; of CSV and of JSON alike."""
-    request = the_request(read(f"{HEADER.replace(KEY, column)}\n{GOOD}\n", columns={KEY: column}))
-    assert request.client_transaction_id == "order-1"
-    assert request.reference == ("order-1" if column == "reference" else None)
     row = {name: value for name, value in JSON_ROW.items() if name != "clientTransactionId"}
-    request = the_request(read(json_lines(row | {column: "order-1"}), "r.jsonl", columns={KEY: column}))
-    assert request.client_transaction_id == "order-1"
+    for file in (
+        read(f"{HEADER.replace(KEY, column)}\n{GOOD}\n", columns={KEY: column}),
+        read(json_lines(row | {column: "order-1"}), "r.jsonl", columns={KEY: column}),
+    ):
+        assert the_request(file).client_transaction_id == "order-1"
+        assert the_request(file).reference == ("order-1" if column == "reference" else None)
     file = read(json_lines(JSON_ROW | {column: "order-1"}), "r.jsonl", columns={KEY: column})
-    words = f"line 1: clientTransactionId stands beside the column {column}, which is read instead"
-    assert errors_of(file) == [words]
+    assert "stands beside the column" in errors_of(file)[0]
 
 
 def test_a_nick_name_needs_no_phone(read: Read) -> None:
@@ -155,13 +141,10 @@ def test_a_nick_name_needs_no_phone(read: Read) -> None:
     ("content", "options", "said"),
     [
         ("", {}, "is empty"),
-        ("\n", {}, "line 1 is not a header"),
-        (f"{HEADER}\n", {}, "has no rows"),
         (f"{HEADER}\n\n,,,,,\n", {}, "has no rows"),
         (f"{GOOD}\n{GOOD}\n", {}, "is the header missing"),
         (HEADER.replace("currency", "curency") + f"\n{GOOD}\n", {}, "unknown column curency; there is no column"),
-        (f"{HEADER},phone\n{GOOD},1\n", {}, r"unknown column phone \(leave it out by --ignore or --ignore-rest\)$"),
-        (f"{HEADER},phone,fax\n{GOOD},1,2\n", {}, "unknown column phone, fax"),
+        (f"{HEADER},phone,fax\n{GOOD},1,2\n", {}, r"unknown column phone, fax \(leave it out by --ignore"),
         (f"{HEADER},0991112223\n{GOOD},1\n", {}, "column 7 has no known name"),
         (f"{HEADER},PhoneNumber\n{GOOD},1\n", {}, "unknown column PhoneNumber"),
         (f"{HEADER},phoneNumber\n{GOOD},1\n", {}, "phone_number is there twice"),
@@ -175,6 +158,7 @@ def test_a_nick_name_needs_no_phone(read: Read) -> None:
          r"--map reference names the column celular, and the file has phone_number, .*, Mövil, \(column 8\)$"),
         (f"{HEADER},Móvil,movil\n{GOOD},1,2\n", {"columns": {"reference": "movil"}}, "reference is there twice"),
         (f"{HEADER}\n{GOOD}\n", {"constants": {"tax": "1"}}, "tax is a column, and --set gives it as well"),
+        (f"{HEADER}\n{GOOD}\n", {"header_row": 5}, "--header-row 5: must be a line with names"),
     ],
 )  # fmt: skip
 def test_a_bad_header_is_one_clear_error(
@@ -191,10 +175,8 @@ def test_a_bad_header_is_one_clear_error(
     [
         ({"by_nick_name": "yes"}, "by_nick_name: must be true or false"),
         ({"time_zone": "5.0"}, "time_zone: must be a whole number"),
-        ({"time_zone": ""}, None),
         ({"amount": "1151"}, "amount: must be the sum of its parts, and is 1 cent more than that"),
         ({"amount_with_tax": "-5"}, "amount_with_tax: must be 0 to"),
-        ({"currency": "usd"}, "currency: must be three capital letters"),
         ({"currency": ""}, "currency: must be given"),
         ({"country_code": "Ecuador"}, "country_code: must be a country calling code"),
         ({"client_transaction_id": ""}, "client_transaction_id: must be given"),
@@ -202,7 +184,6 @@ def test_a_bad_header_is_one_clear_error(
         ({"client_transaction_id": "order-e\u0301"}, "client_transaction_id: "),
         ({"phone_number": "no tiene"}, "phone_number: must be digits, such as 0984111222"),
         ({"reference": "two\nlines"}, "reference: must have no control characters"),
-        ({"reference": "x" * 5000}, "reference: must be at most"),
         ({"amount_with_tax": "", "tax": ""}, "amount: must have a part"),
         *(
             ({"amount_with_tax": cell}, "amount_with_tax: must be whole cents (write 10.50 as 1050)")
@@ -214,7 +195,7 @@ def test_a_bad_header_is_one_clear_error(
         ),
     ],
 )  # fmt: skip
-def test_an_error_names_line_and_column(read: Read, change: dict[str, str], said: str | None) -> None:
+def test_an_error_names_line_and_column(read: Read, change: dict[str, str], said: str) -> None:
     """As the file spells the column. Nothing is rounded, and no value is repeated."""
     names = [*HEADER.split(","), "amount", "by_nick_name", "time_zone", "reference"]
     values = {**dict(zip(names, GOOD.split(","), strict=False)), **change}
@@ -223,35 +204,41 @@ def test_an_error_names_line_and_column(read: Read, change: dict[str, str], said
     writer.writeheader()
     writer.writerow(values)
     file = read(text.getvalue())
-    assert (file.requests == []) == (said is not None)
-    if said is not None:
-        assert any(error.startswith(f"line 2, {said}") for error in errors_of(file)), file.errors
-        cell = next(iter(change.values()))
-        assert len(cell) < 4 or cell not in "".join(errors_of(file))
+    assert file.requests == []
+    assert any(error.startswith(f"line 2, {said}") for error in errors_of(file)), file.errors
+    cell = next(iter(change.values()))
+    assert len(cell) < 4 or cell not in "".join(errors_of(file))
 
 
 def test_all_errors_of_a_row_are_there_in_the_spelling_of_the_file(read: Read) -> None:
-    assert len(errors_of(read(f"{HEADER}\n5E+11,593,USD,1.5,2.5,\n"))) == 4
     names = ",".join(map(to_service, HEADER.split(",")))
-    assert errors_of(read(f"{names}\n{GOOD.replace('593', 'x')}\n"))[0].startswith("line 2, countryCode:")
+    errors = errors_of(read(f"{names}\n5E+11,593,USD,1.5,2.5,\n"))
+    assert [error.partition(":")[0].removeprefix("line 2, ") for error in errors] == [
+        "phoneNumber", "amountWithTax", "tax", "clientTransactionId"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("good", "bad", "said"),
     [
-        ("0991112223,593,US", "has 3 cells and the header 6: is it cut?"),
-        (f"{GOOD},more", "has 7 cells and the header 6"),
-        ('0991112223,593,USD,1000,150,"order', "a quote is not closed"),
-        ('0991112223,593,USD,1000,150,"order"-1', "a quote is not closed, or stands inside a cell"),
-        ("x" * 2**20, "a quote is not closed"),
+        (f"{HEADER}\n{GOOD}", "0991112223,593,US", "has 3 cells and the header 6: is it cut?"),
+        (f"{HEADER}\n{GOOD}", f"{GOOD},more", "has 7 cells and the header 6"),
+        (f"{HEADER}\n{GOOD}", '0991112223,593,USD,1000,150,"order', "a quote is not closed"),
+        (f"{HEADER}\n{GOOD}", "x" * 2**20, "a quote is not closed"),
+        (f"{HEADER},\n{GOOD},", f"{GOOD}2,x", "column 7: has a value and no name"),
+        ("\n" + json.dumps(JSON_ROW), json.dumps(JSON_ROW)[:40], "is not JSON: is it cut?"),
+        ("\n" + json.dumps(JSON_ROW), "[1]", "is not a JSON object"),
+        ("\n" + json.dumps(JSON_ROW), '{"amountWithTax": NaN}', "has NaN or Infinity"),
+        ("\n" + json.dumps(JSON_ROW), '{"amountWithTax": 1, "amountWithTax": 2}', "has a name twice"),
+        ("\n" + json.dumps(JSON_ROW), "[" * 100_000, "is not JSON"),
+        ("\n" + json.dumps(JSON_ROW), '{"amount": ' + "9" * 5000 + "}", "is not JSON"),
     ],
-)
-def test_a_cut_line_is_an_error_and_the_others_are_read(read: Read, line: str, said: str) -> None:
-    file = read(f"{HEADER}\n{GOOD}\n{line}")
+)  # fmt: skip
+def test_a_cut_line_is_an_error_and_the_others_are_read(read: Read, good: str, bad: str, said: str) -> None:
+    file = read(f"{good}\n{bad}", "rows.csv" if HEADER in good else "rows.jsonl")
     assert len(file.requests) == 1
     (error,) = errors_of(file)
-    assert error.startswith("line 3: ")
-    assert said in error
+    assert error.removeprefix("line 3")[2:].startswith(said)
 
 
 def test_an_open_quote_hides_what_follows(read: Read) -> None:
@@ -264,12 +251,6 @@ def test_a_line_is_counted_where_it_begins(read: Read) -> None:
     """Also after a cell with line breaks in it, and after blank lines."""
     text = f'{HEADER}\n0991112223,593,USD,1000,150,"a\nb"\n\n0991112223,593,USD,1.0,150,order-2\n'
     assert [error.split(",")[0] for error in errors_of(read(text))] == ["line 2", "line 5"]
-
-
-def test_a_column_without_a_name_holds_nothing(read: Read) -> None:
-    """A trailing delimiter is a spreadsheet's habit; a value behind it is a shifted row."""
-    file = read(f"{HEADER},\n{GOOD},\n{GOOD}2,x\n")
-    assert errors_of(file) == ["line 3, column 7: has a value and no name"]
 
 
 # --- JSONL
@@ -295,14 +276,11 @@ def test_a_line_with_an_order_becomes_a_request(read: Read) -> None:
         ({"amountWithTax": "1000"}, "amountWithTax: must be an int of cents, such as 1050"),
         ({"amountWithTax": True}, "amountWithTax: must be an int of cents, such as 1050"),
         ({"phoneNumber": 991112223}, "phoneNumber: must be a text; int was given"),
-        ({"phoneNumber": "5.9E+11"}, "phoneNumber: is a number as a spreadsheet"),
         ({"byNickName": 1}, "byNickName: must be True or False"),
         ({"countryCode": None}, "countryCode: must be given"),
         ({"clientTransactionId": 17}, "clientTransactionId: must be a text; int was given"),
-        ({"clientTransactionId": None}, "clientTransactionId: must be given"),
         ({"foo": 1}, "unknown column foo"),
         ({"0991112223": 1}, "column 6 has no known name"),
-        ({"currency": "usd"}, "currency: must be three capital letters"),
         ({"phone_number": "1"}, "phone_number is there twice"),
         ({"purchase": 17}, "purchase: must be a text"),
         ({"purchase": " cart"}, "purchase: must not begin or end with a blank"),
@@ -310,9 +288,7 @@ def test_a_line_with_an_order_becomes_a_request(read: Read) -> None:
         ({"order": {"lineItems": {}}}, "order: line_items: must be an array"),
         ({"order": {"lineItems": ["x"]}}, "order: must be an object"),
         ({"order": {"lineItems": [{}, {"unitPrice": 1.5}]}}, "order: unit_price: must be an int of cents"),
-        ({"order": {"lineItems": [{"unitPrice": -1}]}}, "order: unit_price: must be 0 to"),
         ({"order": {"billTo": {"name": "x"}}}, "order: must be an object, and each of its names known"),
-        ({"order": {"billTo": {"firstName": 5}}}, "order: first_name: must be a text; int was given"),
         ({"order": {"billTo": {"firstName": "a", "first_name": "b"}}}, "order: has a name in two spellings"),
     ],
 )  # fmt: skip
@@ -324,23 +300,6 @@ def test_nothing_is_coerced(read: Read, change: dict[str, Any], said: str) -> No
     assert "0991112223" not in "".join(errors_of(file))
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (json.dumps(JSON_ROW)[:40], "is not JSON: is it cut?"),
-        ("[1]", "is not a JSON object"),
-        ('{"amountWithTax": NaN}', "has NaN or Infinity"),
-        ('{"amountWithTax": 1, "amountWithTax": 2}', "has a name twice"),
-        ("[" * 100_000, "is not JSON"),
-        ('{"amount": ' + "9" * 5000 + "}", "is not JSON"),
-    ],
-)
-def test_a_bad_line_is_an_error_and_the_others_are_read(read: Read, line: str, said: str) -> None:
-    file = read(json_lines(JSON_ROW) + line, "rows.jsonl")
-    assert len(file.requests) == 1
-    assert errors_of(file)[0].startswith(f"line 2: {said}")
-
-
 # --- Amounts with decimals
 
 
@@ -350,24 +309,6 @@ def amounts_of(read: Read, *amounts: str, **options: Any) -> list[int | None]:
     text = "\n".join(["phone_number;amount_without_tax;client_transaction_id", *lines])
     rows = read(text, amounts="decimal", constants=FIXED, **options).rows
     return [None if row.request is None else row.request.amount for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("text", "mark"),
-    [
-        ("1.250,50", ","), ("1,250.50", "."), ("10,5", ","), ("10.50", "."), ("1.000.000", ","), ("1,000,000", "."),
-        ("1 250,50", ","), ("0,150", ","), ("1,0000", ","), ("1,000", "?"), ("1.000", "?"),
-        ("1000", "."), ("1.2.3", "."), ("-5,00", "."), ("$5.00", "."), ("$ 1.234,50", ","), ("5,5 €", ","),
-        ("$5$", "."), ("", "."),
-    ],
-)  # fmt: skip
-def test_a_value_proves_its_mark_or_does_not(text: str, mark: str) -> None:
-    """A point where nothing is proven; what may be either is asked for."""
-    if mark == "?":
-        with pytest.raises(InvalidRequestError, match="may mean one or one thousand"):
-            find_mark("rows.csv", [text])
-    else:
-        assert find_mark("rows.csv", [text]) == mark
 
 
 @given(
@@ -399,14 +340,12 @@ def test_no_amount_has_two_meanings(text: str) -> None:
 def test_the_mark_is_found_in_the_file_or_asked_for(read: Read) -> None:
     """One amount that proves it speaks for those that prove nothing; one or one thousand is never guessed."""
     assert amounts_of(read, "1.000", "7", "10,50") == [100000, 700, 1050]
-    assert amounts_of(read, "1,000", "7", "10.50") == [100000, 700, 1050]
     assert amounts_of(read, "5", "12") == [500, 1200]
-    ambiguous = "1,000", "2,500", "7"
+    ambiguous, contradicting = ("1,000", "2,500", "7"), ("1.000", "10,50", "10.50")
     with pytest.raises(InvalidRequestError, match="give --decimal-mark"):
         amounts_of(read, *ambiguous)
     assert amounts_of(read, *ambiguous, decimal_mark=".") == [100000, 250000, 700]
     assert amounts_of(read, *ambiguous, decimal_mark=",") == [None, None, 700]
-    contradicting = "1.000", "10,50", "10.50"
     with pytest.raises(InvalidRequestError, match="a decimal comma and others a decimal point"):
         amounts_of(read, *contradicting)
     assert amounts_of(read, *contradicting, decimal_mark=",") == [100000, 1050, None]
@@ -426,10 +365,8 @@ def test_constants_fill_every_row(read: Read) -> None:
         read(text, constants={**FIXED, "tax": "1.5"})
     with pytest.raises(InvalidRequestError, match="give --decimal-mark"):
         read(text, constants={**FIXED, "amount_with_tax": "1,000"}, amounts="decimal")
-    row = {"phone_number": "1", "tip": 5, KEY: "a", "currency": "EUR"}
-    assert errors_of(read(json_lines(row), "r.jsonl", constants=FIXED)) == [
-        "line 1: currency is a column, and --set gives it as well"
-    ]
+    (error,) = errors_of(read(json_lines(JSON_ROW), "r.jsonl", constants={"currency": "USD"}))
+    assert "currency is a column, and --set gives it as well" in error
 
 
 def test_mapped_and_ignored_columns(read: Read) -> None:
@@ -444,16 +381,20 @@ def test_mapped_and_ignored_columns(read: Read) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"columns": {"phone": "x"}}, {"columns": {"phone_number": "x", "phoneNumber": "y"}},
-        {"constants": {"order": "x"}}, {"delimiter": ";;"}, {"delimiter": '"'}, {"encoding": "base64"},
-        {"encoding": "utf-32"}, {"encoding": "nothing"}, {"decimal_mark": ","},
+        ({"map": ["phone_number"]}, "--map: must be FIELD=COLUMN"),
+        ({"map": ["phone=x"]}, "there is no field 'phone' of a row"),
+        ({"map": ["phone_number=x", "phoneNumber=y"]}, "--map phone_?[nN]umber: is given twice"),
+        ({"key": "a", "map": [f"{KEY}=b"]}, f"--key and --map {KEY} name two columns"),
+        ({"set": ["order=x"]}, "order"), ({"delimiter": ";;"}, "delimiter"), ({"delimiter": '"'}, "delimiter"),
+        ({"encoding": "base64"}, "encoding must be one such as"), ({"encoding": "utf-32"}, "encoding must be"),
+        ({"encoding": "klingon"}, "encoding must be"), ({"decimal_mark": ","}, "a decimal mark needs --amounts"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_of_a_file(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        form(**options)
+def test_what_cannot_be_told_of_a_file(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Format(**options)
 
 
 @pytest.mark.parametrize(
@@ -494,19 +435,13 @@ def test_excels_own_line_of_the_delimiter(read: Read) -> None:
 @pytest.mark.parametrize(
     ("field", "cell", "said"),
     [
-        ("reference", "=SUM(A1:A3)", "is a formula"),
-        ("reference", "+SUM(A1)", "is a formula"),
-        ("reference", "@cmd(1)", "is a formula"),
-        ("reference", "#REF!", "is an error of the spreadsheet"),
-        ("reference", "#¿NOMBRE?", "is an error of the spreadsheet"),
-        ("reference", "#N/A", "is an error of the spreadsheet"),
+        *(("reference", cell, "is a formula") for cell in ("=SUM(A1:A3)", "+SUM(A1)", "@cmd(1)")),
+        *(("reference", cell, "is an error of the spreadsheet") for cell in ("#REF!", "#¿NOMBRE?", "#N/A")),
         ("reference", "lost \N{REPLACEMENT CHARACTER}", "has a character that was lost"),
         ("store_id", "5.9E+11", "is a number as a spreadsheet shortens it"),
         ("client_transaction_id", "2,026E+11", "is a number as a spreadsheet shortens it"),
         ("phone_number", "984111222.0", "ends in .0"),
-        ("reference", "-10% today", None),
-        ("reference", "+593 bonus", None),
-        ("reference", "#17", None),
+        *(("reference", cell, None) for cell in ("-10% today", "+593 bonus", "#17")),
         ("client_transaction_id", "12E5", None),
     ],
 )
@@ -580,19 +515,15 @@ def test_a_file_that_cannot_be_read_is_one_error(
 ) -> None:
     """The way out is said: another ending, another place, a file that is split."""
     (tmp_path / "d.csv").mkdir()
-    for name, said in (
-        ("rows.pdf", "must end in"),
-        ("none.csv", "cannot be read"),
-        ("d.csv", "regular file"),
-    ):
+    for name, said in (("rows.pdf", "must end in"), ("none.csv", "be read"), ("d.csv", "regular file")):
         with pytest.raises(InvalidRequestError, match=said):
             read_file(tmp_path / name)
     assert MAX_ROWS == 100_000
-    monkeypatch.setattr("payclient.rows.MAX_ROWS", 1000)
-    lines = "".join(f"{GOOD}{number}\n" for number in range(1001))
-    with pytest.raises(InvalidRequestError, match="more than 1,000 rows: split the file"):
-        read(f"{HEADER}\n{lines}")
-    assert len(read(f"{HEADER}\n{lines[: -len(GOOD) - 5]}").rows) == 1000
+    monkeypatch.setattr("payclient.rows.MAX_ROWS", 10)
+    lines = [f"{GOOD}{number}" for number in range(11)]
+    assert len(read("\n".join([HEADER, *lines[:10]])).rows) == 10
+    with pytest.raises(InvalidRequestError, match="more than 10 rows: split the file"):
+        read("\n".join([HEADER, *lines]))
 
 
 # --- What is left out
@@ -669,22 +600,30 @@ def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[
 
 
 def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
-    """Empty sheets are passed over; two with content, none, or a file that is no spreadsheet are refused."""
+    """Empty sheets are passed over; two with content, none, or a file that is no spreadsheet are refused.
+
+    A sheet is named as it stands, or by its place among those that are shown.
+    """
     row = ["k", "0984111222", 5]
     assert read_file(sheet(tmp_path / "a.xlsx", SHEET, row, Hoja2=[]), TYPED).requests
-    sheet(tmp_path / "b.xlsx", SHEET, row, Hoja2=[["x"]])
+    two = sheet(tmp_path / "two.xlsx", ["Notas"], Cobros=[SHEET, row], **{"3": []})
     sheet(tmp_path / "c.xlsx")
     for name in ("d.xlsx", "d.ods"):
         (tmp_path / name).write_bytes(b"clave;telefono\n")
-    broken = "cannot be read as a spreadsheet"
     for name, said in (
-        ("b.xlsx", "2 sheets with content"),
+        ("two.xlsx", r"2 sheets with content \(Sheet, Cobros, 3\): give --sheet"),
         ("c.xlsx", "is empty"),
-        ("d.xlsx", broken),
-        ("d.ods", broken),
+        ("d.xlsx", "cannot be read as a spreadsheet"),
+        ("d.ods", "cannot be read as a spreadsheet"),
     ):
         with pytest.raises(InvalidRequestError, match=said):
             read_file(tmp_path / name, TYPED)
+    for told in ("Cobros", "2"):
+        found = read_file(two, attrs.evolve(TYPED, sheet=told))
+        assert found.description.startswith("spreadsheet, sheet Cobros")
+    for told in ("3", "4", "Otra"):
+        with pytest.raises(InvalidRequestError, match=f"--sheet {told}: has no such sheet with content"):
+            read_file(two, attrs.evolve(TYPED, sheet=told))
 
 
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
@@ -762,30 +701,11 @@ def test_a_total_that_is_not_the_sum_of_the_rows_is_named(read: Read) -> None:
         assert read(text.replace(";;36,50", last), **attrs.asdict(FOUND)).total_lines == []
 
 
-def test_a_sheet_is_named_or_numbered(tmp_path: Path) -> None:
-    """By its name as it stands, or its place among those that are shown."""
-    good: list[list[Any]] = [SHEET, ["k", "0984111222", 5]]
-    path = sheet(tmp_path / "a.xlsx", ["Notas"], Cobros=good, **{"3": []})
-    for told in ("Cobros", "2"):
-        assert read_file(path, attrs.evolve(TYPED, sheet=told)).description.startswith(
-            "spreadsheet, sheet Cobros"
-        )
-    with pytest.raises(
-        InvalidRequestError, match=r"2 sheets with content \(Sheet, Cobros, 3\): give --sheet"
-    ):
-        read_file(path, TYPED)
-    for told in ("3", "4", "Otra"):
-        with pytest.raises(InvalidRequestError, match=f"--sheet {told}: has no such sheet with content"):
-            read_file(path, attrs.evolve(TYPED, sheet=told))
-
-
 def test_the_line_of_the_header_may_be_told(read: Read) -> None:
-    """A line above may name as many columns; a line without names is refused."""
+    """A line above may name as many columns."""
     text = f"{HEADER}\n{HEADER}\n{GOOD}\n"
     assert errors_of(read(text))
     assert the_request(read(text, header_row=2)).client_transaction_id == "order-1"
-    with pytest.raises(InvalidRequestError, match="--header-row 5: must be a line with names"):
-        read(text, header_row=5)
 
 
 @pytest.mark.parametrize(
@@ -810,22 +730,17 @@ def test_the_sign_of_a_currency_is_read(read: Read, text: str, cents: int | None
     ],
 )  # fmt: skip
 def test_one_customer_is_one_customer(read: Read, phone: str, found: str | None) -> None:
-    """Other spellings of a phone are corrected where the profile's shape is exact, and else bad."""
-    text = f"clave;telefono;valor\na;{phone};3,50\nb;0999999999;3,50\n"
-    row = read(text, profile=PAYPHONE, **attrs.asdict(FOUND)).rows[0]
-    assert (None if row.errors else row.request and row.request.phone_number) == found
-    assert row.respelled == (found not in (None, phone))
-    # Without a shape nothing is corrected.
-    assert not read(text, **attrs.asdict(FOUND)).rows[0].respelled
-
-
-def test_a_country_with_its_plus_is_the_same(read: Read) -> None:
-    """Two spellings of a country would be two customers."""
-    text = "clave;telefono;valor;country_code\na;0987000031;3,50;+593\nb;0987000031;3,50;593\n"
+    """Other spellings of a phone or a country are corrected where the profile's shape is exact, and else bad."""
+    text = f"clave;telefono;valor;country_code\na;{phone};3,50;+593\nb;0987000031;3,50;593\n"
     options = attrs.asdict(attrs.evolve(FOUND, set=("currency=USD",)))
     file = read(text, profile=PAYPHONE, **options)
-    assert len(file.lanes) == 1
-    assert file.doubles == [[2, 3]]
+    row = file.rows[0]
+    assert (None if row.errors else row.request and row.request.phone_number) == found
+    assert row.respelled == (found is not None)  # the country, at least
+    assert file.doubles == ([[2, 3]] if found else [])
+    # Without a shape nothing is corrected; with one only what is not as it should be.
+    assert not read(text, **options).rows[0].respelled
+    assert not file.rows[1].respelled
 
 
 # --- Whatever is written

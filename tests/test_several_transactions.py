@@ -14,7 +14,7 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_ledgers import FailingLedger
+from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -525,3 +525,29 @@ async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) 
         paid = [None if each.outcome is None else each.outcome.paid async for each in results]
     assert service.posted == {"order-17": 1}
     assert paid == [True if approved else None]
+
+
+async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(service: FakeService) -> None:
+    """A refused sale exists. One process decides to send it again, and stands still; another one is notified of it."""
+    one = SharedLedger()
+    two = SharedLedger(one)
+    woken = asyncio.Event()
+
+    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await woken.wait()
+        return await service.take(request, before_send)
+
+    service.scripts = [posted(1, refuses(800)), late]
+    async with tracking(service, one) as first, tracking(service, two) as second:
+        with pytest.raises(payclient.RefusedError):
+            await first.sale(sale())
+        again = asyncio.create_task(first.sale(sale()))
+        await service.clock.advance(1)
+        assert await second.notify(hint()) is payclient.Receipt.LATE
+        await service.clock.advance(20)
+        woken.set()
+        with pytest.raises(payclient.NotSentError):
+            await again
+        service.decide("Aceptado")
+        assert (await first.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}

@@ -261,13 +261,12 @@ class Attempts:
 
     async def _send_new(self, attempt: Attempt, before: Record | None) -> Record:
         """Ask for the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
-        number = 1 if before is None else before.attempt + 1
         own = attempt.client_transaction_id if before is None else before.purchase
         purchase = attempt.purchase or own
         if attempt.purchase is not None or purchase != attempt.client_transaction_id:
-            await self._check_purchase(attempt, number, purchase)
+            await self._check_purchase(attempt, before, purchase)
         try:
-            event = await self._post(attempt, partial(self._permit, attempt, number, purchase))
+            event = await self._post(attempt, partial(self._permit, attempt, before, purchase))
         except Exception as error:
             if attempt.record is None:
                 raise  # no byte has left
@@ -302,18 +301,27 @@ class Attempts:
             return self._prepared(self._clock.time())  # its caller has the links
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
-    async def _check_purchase(self, attempt: Attempt, number: int, purchase: str) -> None:
+    async def _check_purchase(self, attempt: Attempt, before: Record | None, purchase: str) -> None:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""
         asks = await self._ledger.asks(purchase)
-        if asks and (holder := find_holder(self._poller, asks, self._record(attempt, number, purchase))):
+        if asks and (holder := find_holder(self._poller, asks, self._record(attempt, before, purchase))):
             raise refusal_of(self._poller, holder)
 
-    def _record(self, attempt: Attempt, number: int, purchase: str) -> Record:
+    async def _check_unchanged(self, before: Record) -> None:
+        """Raise where the refused attempt was notified since it was looked at: it may exist."""
+        newest = await self._ledger.get(before.client_transaction_id)
+        if newest is not None and newest.attempt == before.attempt and newest.version > before.version:
+            raise NotSentError(
+                "an earlier attempt was notified, or found, as this one connected",
+                client_transaction_id=before.client_transaction_id,
+            )
+
+    def _record(self, attempt: Attempt, before: Record | None, purchase: str) -> Record:
         """Return the attempt as its permit is asked for."""
         wall, policy = self._clock.time(), self._poller.policy
         return Record(
             client_transaction_id=attempt.client_transaction_id,
-            attempt=number,
+            attempt=1 if before is None else before.attempt + 1,
             kind=attempt.kind,
             digest=attempt.digest,
             lane=attempt.lane,
@@ -326,10 +334,12 @@ class Attempts:
             beside_open_form=attempt.beside_open_form,
         )
 
-    async def _permit(self, attempt: Attempt, number: int, purchase: str) -> None:
+    async def _permit(self, attempt: Attempt, before: Record | None, purchase: str) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
+        if before is not None:
+            await self._check_unchanged(before)
         wall, steady = self._clock.time(), self._clock.monotonic()
-        record = attempt.record = self._record(attempt, number, purchase)
+        record = attempt.record = self._record(attempt, before, purchase)
         denied: Exception = PermitDeniedError()
         try:
             granted = await self._asks.late.permit(record)

@@ -200,17 +200,19 @@ class Confirmer:
             return Outcome.of(record)
         form = self._form(record)
         if form.has_room_for(transaction_id):
-            if not form.has_seen(transaction_id):
-                # Before anything is confirmed, so that it is confirmed again after a crash.
-                await self._write_return(form, transaction_id)
-            confirmation = self._confirm(form, transaction_id)
-            if confirmation.open:
-                with suppress(TimeoutError):
-                    await within(self._clock, self._session.timeouts.total, confirmation.tried.wait())
+            if form.has_seen(transaction_id):
+                tried = self._confirm(form, transaction_id)
+            else:
+                form.writing.add(transaction_id)
+                words = "the tracker was closed before the return was on record"
+                write = self._write_return(form, transaction_id)
+                tried = await self._poller.finish(write, record.client_transaction_id, words)
+            with suppress(TimeoutError):
+                await within(self._clock, self._session.timeouts.total, tried.wait())
         return Outcome.of(form.record, report=form.report)
 
-    async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> None:
-        form.writing.add(transaction_id)
+    async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> asyncio.Event:
+        """Record a return, then confirm it: in this order, so that it is confirmed again after a crash."""
         try:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
             form.record = await self._asks.ledger.apply(form.record, event)
@@ -221,6 +223,7 @@ class Confirmer:
         finally:
             form.writing.discard(transaction_id)
         self._asks.note_written(form.record)
+        return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
     def named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm what was named to a form, without waiting; None: query whether it is paid."""
@@ -271,14 +274,21 @@ class Confirmer:
             form.record = record
         return form
 
-    def _confirm(self, form: ReturnedForm, transaction_id: int | None) -> Confirmation:
-        """Confirm this transaction, now or as soon as it is its turn. None: query whether it is paid."""
+    def _confirm(
+        self, form: ReturnedForm, transaction_id: int | None, *, begins: bool = True
+    ) -> asyncio.Event:
+        """Confirm this transaction, now or as soon as it is its turn, and return what is set after that try.
+
+        None: query whether it is paid. With `begins` False it is left to the next process.
+        """
         confirmation = form.begin(transaction_id, self._clock.monotonic())
-        if self._asks.closed:
+        tried = confirmation.tried
+        if self._asks.closed or not begins:
             confirmation.open = False  # it stands in the ledger
+            tried.set()
         else:
             self._poller.plan_form(form)
-        return confirmation
+        return tried
 
     def _forget(self, form: ReturnedForm) -> None:
         """Drop a form that has nothing left to confirm: the ledger has its outcome."""

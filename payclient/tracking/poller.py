@@ -12,8 +12,18 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from payclient.clock import Clock, Timer, cancel_all, drain, end, start, within
-from payclient.errors import ConfigurationError, LedgerError
+from payclient.clock import (
+    Clock,
+    Timer,
+    cancel_all,
+    drain,
+    end,
+    is_cancelled_alone,
+    outlive,
+    start,
+    within,
+)
+from payclient.errors import ConfigurationError, LedgerError, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -426,6 +436,19 @@ class Poller:
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
         return task
+
+    async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, closed: str) -> _T:
+        """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.
+
+        Raises `TrackerClosedError` with the words `closed` where a closing tracker ended the work.
+        """
+        task = self.start_send(work)
+        try:
+            return await outlive(task)
+        except asyncio.CancelledError:
+            if not is_cancelled_alone(task):
+                raise
+        raise TrackerClosedError(closed, client_transaction_id=client_transaction_id)
 
     async def aclose(self, drain_seconds: float = 0.0) -> None:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""

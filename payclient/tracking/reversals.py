@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from payclient.clock import is_cancelled_alone, outlive, sleep
+from payclient.clock import sleep
 from payclient.errors import (
     NotCancellableError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
     RefusedError,
-    TrackerClosedError,
     TransitionError,
     UsageError,
 )
@@ -102,14 +101,8 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     transaction_id = record.transaction_id if by_id else None
     ids = (transaction_id, identifier if transaction_id is None else None)
     undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
-    sent = poller.start_send(_reverse(poller, record, *ids))
-    try:
-        return await outlive(sent)
-    except asyncio.CancelledError:
-        if not is_cancelled_alone(sent):
-            raise
     words = "the tracker was closed before the reversal was on record; the next process finds out"
-    raise TrackerClosedError(words, client_transaction_id=identifier)
+    return await poller.finish(_reverse(poller, record, *ids), identifier, words)
 
 
 async def _reverse(

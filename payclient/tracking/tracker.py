@@ -171,7 +171,11 @@ class Tracker:
         a status source it ends the wait, with `paid` None.
         """
         self._poller.asks.check_open()
-        return await self._arrivals.notify(notification)
+        identifier, words = (
+            notification.client_transaction_id,
+            "the tracker was closed before the hint was on record",
+        )
+        return await self._poller.finish(self._arrivals.notify(notification), identifier, words)
 
     async def returned(
         self, query: str | Mapping[str, str], *, client_transaction_id: str | None = None

@@ -1,0 +1,98 @@
+"""A web framework may cancel a view whose browser or sender hangs up; what it had begun to note is not half noted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import FakeService, form, hint, outcome_of, pending_of, sale, tracking
+from payclient.events import Event
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
+
+#: A service that is not asked about a form by the form's own id.
+BLIND = attrs.evolve(
+    payclient.PAYPHONE,
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        state_field="transactionStatus",
+        states={"Pending": "Pendiente", "Canceled": "Cancelado", "Approved": "Aceptado"},
+    ),
+)
+
+
+class SlowLedger(MemoryLedger):
+    """A ledger that commits at once and answers once `go` is set, as a database far away does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        after = await super().apply(record, event)
+        await self.go.wait()
+        return after
+
+
+async def hang_up(ledger: SlowLedger, view: Coroutine[Any, Any, object]) -> None:
+    """Cancel a view while the ledger writes for it."""
+    ledger.go.clear()
+    viewing = asyncio.create_task(view)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    viewing.cancel()
+    await asyncio.wait([viewing])
+    assert viewing.cancelled()
+    ledger.go.set()
+
+
+async def test_a_late_notification_whose_sender_hung_up_is_worth_its_query() -> None:
+    """Its sender tries again, and that one is a duplicate; the sale that was called cancelled is paid."""
+    service, ledger = FakeService(), SlowLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).paid is False
+        service.decide("Aceptado")
+        await hang_up(ledger, tracker.notify(hint()))
+        assert await tracker.notify(hint()) is payclient.Receipt.DUPLICATE
+        await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@pytest.mark.parametrize("comes", ["back", "by notification"])
+async def test_a_form_is_confirmed_whose_customer_hung_up(comes: str) -> None:
+    """Else the service reverses the payment."""
+    service, ledger = FakeService(), SlowLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        await hang_up(
+            ledger, tracker.returned(query) if comes == "back" else tracker.notify(hint(5001, "form-1"))
+        )
+        await service.clock.advance(10)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        assert service.confirms == {5001: 1}
+        # The customer loads the page again.
+        assert (await tracker.returned(query)).paid is True
+        assert service.confirms == {5001: 1}
+
+
+async def test_a_closing_tracker_says_what_becomes_of_a_hint() -> None:
+    """It is on record, or it is lost; the view is not cancelled for it."""
+    service, ledger = FakeService(), SlowLedger()
+    async with tracking(service, ledger, drain=0.0) as tracker:
+        await tracker.sale(sale())
+        ledger.go.clear()
+        viewing = asyncio.create_task(tracker.notify(hint()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    with pytest.raises(payclient.TrackerClosedError, match="hint"):
+        await viewing

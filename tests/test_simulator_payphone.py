@@ -101,14 +101,8 @@ def changed(**settings: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("settings", [attrs.evolve(PAYPHONE, **settings)], ids=[""])
 
 
-def test_the_document_stays_the_default() -> None:
-    """Nothing of the real service is on unless it is asked for."""
-    plain = Settings()
-    assert (plain.tolerant, plain.status_detail, plain.confirm_window) == (False, "short", None)
-    assert (sorted(plain.paths), plain.queries_per_minute, plain.limits) == (["card", "wallet"], None, {})
-
-
 # What clients send
+
 
 OFFICIAL = {  # names in capitals, everything there is, nulls for what is not
     "Amount": 315, "AmountWithOutTax": None, "AmountWithTax": 300, "Tax": 15, "Service": None, "Tip": None,
@@ -134,26 +128,25 @@ SCRIPT = {  # numbers from the inputs of a page
     ],
     ids=["official", "script", "form", "bearer", "text/json"],
 )
-@pytest.mark.parametrize("path", ["/api/Sale", "/API/sale"])
-async def test_each_client_s_body_makes_the_same_sale(
-    client: Client, path: str, sent: dict[str, Any]
-) -> None:
+@changed(duplicate_code=None)
+async def test_each_client_s_body_makes_the_same_sale(client: Client, sent: dict[str, Any]) -> None:
     """Capitals, nulls, unknown fields, numbers as text and text as numbers, a web form's pairs."""
-    assert await client.send("POST", path, **sent) == (200, {"transactionId": 1001})
-    sale = client.service.sales[1001]
-    assert (sale.client_transaction_id, sale.amount, sale.currency) == ("order-1", 315, "USD")
-    assert sale.customer.endswith("984111222")
+    for number, path in enumerate(("/api/Sale", "/API/sale"), 1001):
+        assert await client.send("POST", path, **sent) == (200, {"transactionId": number})
+        sale = client.service.sales[number]
+        assert (sale.client_transaction_id, sale.amount, sale.currency) == ("order-1", 315, "USD")
+        assert sale.customer.endswith("984111222")
+        await client.service.reject(number)
 
 
-@pytest.mark.parametrize("path", ["/api/button/Prepare", "/api/Button/prepare"])
-async def test_capitals_prepare_a_form(client: Client, path: str) -> None:
+async def test_capitals_prepare_a_form(client: Client) -> None:
     """What a shop's plugin sends: a number as the merchant's id, capitals, null for no language."""
     order = {"BillTo": {"BillToId": "12", "Country": "EC"}, "LineItems": [{"Quantity": "1"}]}
     body = {
         "Amount": 315, "AmountWithOutTax": 315, "AmountWithTax": 0, "Tax": 0, "ClientTransactionId": 1042,
         "StoreId": None, "ResponseUrl": BACK, "CancellationUrl": None, "Lang": "en", "Order": order,
     }  # fmt: skip
-    status, answer = await client.post(path, body)
+    status, answer = await client.post("/api/Button/prepare", body)
     assert status == 200, answer
     form = client.service.forms[answer["paymentId"]]
     assert (form.client_transaction_id, form.language, form.response_url) == ("1042", "en", BACK)
@@ -184,17 +177,12 @@ def spelled(members: dict[str, Any]) -> st.SearchStrategy[Any]:
 SAMPLE_SALE, SAMPLE_PREPARE = sample("sale_request.json"), sample("prepare_request.json")
 
 
-@given(sent=spelled({**SAMPLE_SALE, "clientTransactionId": "42"}))
-def test_any_spelling_of_a_sale_reads_the_same(sent: dict[str, Any]) -> None:
-    """Any case of any name, at any depth, in any order, and any way to write a number: the same Sale."""
-    assert canonical(sent, fields_of("sale", PAYPHONE)) == {**SAMPLE_SALE, "clientTransactionId": "42"}
-
-
-@given(sent=spelled(SAMPLE_PREPARE))
-def test_any_spelling_of_a_form_reads_the_same(sent: dict[str, Any]) -> None:
-    """The same of a Prepare, where null is as good as absent."""
+@given(sale=spelled({**SAMPLE_SALE, "clientTransactionId": "42"}), form=spelled(SAMPLE_PREPARE))
+def test_any_spelling_reads_the_same(sale: dict[str, Any], form: dict[str, Any]) -> None:
+    """Any case of any name, at any depth, in any order, and any way to write a number; null is as good as absent."""
+    assert canonical(sale, fields_of("sale", PAYPHONE)) == {**SAMPLE_SALE, "clientTransactionId": "42"}
     there = {name: value for name, value in SAMPLE_PREPARE.items() if value is not None}
-    assert canonical(sent, fields_of("prepare", PAYPHONE)) == there
+    assert canonical(form, fields_of("prepare", PAYPHONE)) == there
 
 
 @given(
@@ -208,44 +196,37 @@ def test_any_bytes_are_read_or_refused(raw: bytes, kind: str) -> None:
     assert body.keys() <= fields_of("sale", PAYPHONE).keys()
 
 
-@given(
-    value=st.one_of(
-        st.booleans(), st.floats(), st.just("1e3"), st.just("1,150"), st.just("11.50"), st.just("٣")
-    )
-)
+@given(st.booleans() | st.floats() | st.sampled_from(["1e3", "1,150", "11.50", "٣"]))
 def test_what_is_no_whole_number_is_not_made_one(value: object) -> None:
     """Tolerance ends where money would be guessed."""
     read = canonical({"Amount": value}, fields_of("sale", PAYPHONE))["amount"]
     assert type(read) is type(value)
 
 
-async def test_what_is_required(client: Client) -> None:
-    """Sale: amount, clientTransactionId, countryCode and the phone; Prepare: the first two and responseUrl."""
-    names = ["phoneNumber", "countryCode", "amount", "clientTransactionId"]
-    assert await client.failing("/api/Sale", {"tax": 1}) == names
-    assert await client.failing("/api/button/Prepare", {"tax": 1}) == [*names[2:], "responseUrl"]
+_SALE_NEEDS = ["phoneNumber", "countryCode", "amount", "clientTransactionId"]
 
 
 @pytest.mark.parametrize(
     ("path", "changes", "failing"),
     [
+        ("/api/Sale", dict.fromkeys(_SALE_NEEDS, ...), _SALE_NEEDS),
         ("/api/Sale", {"phoneNumber": ..., "chargeByNickName": True, "nickName": "ann"}, []),
         ("/api/Sale", {"phoneNumber": ..., "chargeByNickName": True}, ["nickName"]),
-        ("/api/Sale", {"timeZone": -12}, []),
+        ("/api/Sale", {"timeZone": -12}, []), ("/api/Sale", {"timeZone": -13}, ["timeZone"]),
         ("/api/Sale", {"timeZone": 15}, ["timeZone"]),
-        ("/api/Sale", {"timeZone": -13}, ["timeZone"]),
         ("/api/Sale", {"amount": 99_999_999, "amountWithTax": 99_999_999, "tax": None}, []),
         ("/api/Sale", {"amount": 100_000_000, "amountWithTax": 99_999_999, "tax": 1}, ["amount"]),
         ("/api/Sale", {"amount": 0, "amountWithTax": 0, "tax": None}, ["amount"]),
-        ("/api/Sale", {"amount": 299, "tax": -1}, ["tax"]),
-        ("/api/Sale", {"clientTransactionId": "x" * 200}, []),
+        ("/api/Sale", {"amount": 299, "tax": -1}, ["tax"]), ("/api/Sale", {"clientTransactionId": "x" * 200}, []),
         ("/api/Sale", {"reference": "x" * 101}, ["reference"]),
+        ("/api/button/Prepare", dict.fromkeys(["amount", "clientTransactionId", "responseUrl"], None),
+         ["amount", "clientTransactionId", "responseUrl"]),
         ("/api/button/Prepare", {"clientTransactionId": "x" * 50}, []),
         ("/api/button/Prepare", {"clientTransactionId": "x" * 51}, ["clientTransactionId"]),
         ("/api/button/Prepare", {"reference": "x" * 100}, []),
     ],
-)
-async def test_ranges_and_lengths(
+)  # fmt: skip
+async def test_requirements_ranges_and_lengths(
     client: Client, path: str, changes: dict[str, Any], failing: list[str]
 ) -> None:
     """Bounds of amounts, of the offset from UTC, and of the button's texts; a Sale's id has none that is known."""
@@ -256,7 +237,7 @@ async def test_ranges_and_lengths(
 # What is answered
 
 
-async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> None:
+async def test_a_status_has_every_field(client: Client) -> None:
     """An approved payment has every field that a recorded one has, with ids, money and card; others leave some out."""
     recorded = sample("status_approved.json")
     one = await client.paid(
@@ -278,59 +259,45 @@ async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> N
     assert pending["phoneNumber"] == "593984111222"
     assert names.items() <= pending.items()
     assert not {"cardType", "authorizationCode", "message"} & set(pending)
+    await control.call(client.service.url, "change_settings", changes={"writes_absent": True})
+    _, pending = await client.get(f"/api/Sale/{two}")
+    assert pending["message"] is pending["authorizationCode"] is pending["reference"] is None
 
 
-@changed(writes_absent=True)
-async def test_absent_values_may_be_null(client: Client) -> None:
-    """Whether an absent value is left out or null is a setting."""
-    _, answer = await client.get(f"/api/Sale/{await client.sale()}")
-    assert answer["message"] is answer["authorizationCode"] is answer["reference"] is None
+_SMALL = {"amount": 99, "amountWithoutTax": 99, "amountWithTax": None, "tax": None}
 
 
-async def test_another_accounts_id_is_unauthorized(clock: ManualClock) -> None:
-    """Only the token says whose transactions are seen: by id 401, by the merchant's id not found."""
-    accounts = {"token-1": "shop", "token-2": "other"}
-    other = {"Authorization": "Bearer token-2"}
-    async with client_of(clock=clock, accounts=accounts) as client:
-        one = await client.sale()
-        assert (await client.get(f"/api/Sale/{one}", headers=other))[0] == 401
-        assert (await client.get("/api/Sale/7", headers=other))[0] == 404
-        assert (await client.get("/api/Sale/client/order-1", headers=other))[0] == 404
-        assert (await client.get(f"/api/Sale/{one}"))[0] == 200
-
-
-@changed(stores=frozenset({"S1"}), refuse_with={"0990000000": 120, "order-9": 22, "order-8": 127})
+@changed(
+    stores=frozenset({"S1"}), refuse_with={"0990000000": 120, "order-9": 22, "order-8": 127}, least_amount=100
+)
 async def test_each_code_has_its_status(client: Client) -> None:
-    """404 for 20, 100 and 120; 400 for 800 and 23; of the others it is a setting."""
+    """404 for 20, 100 and 120; 400 for 800, 23 and 107; of the others it is a setting."""
     await client.sale()
-    for body, expected in (
-        (sale_of(clientTransactionId="order-2", storeId="S2"), (404, 100)),
-        (sale_of(clientTransactionId="order-2", phoneNumber="0990000000"), (404, 120)),
-        (sale_of(clientTransactionId="order-2", tax=14), (400, 800)),
-        (sale_of(), (400, 23)),
-        (sale_of(clientTransactionId="order-9"), (400, 22)),
-        (sale_of(clientTransactionId="order-8"), (400, 127)),
+    sale, prepare = "/api/Sale", "/api/button/Prepare"
+    for path, body, expected in (
+        (sale, sale_of(clientTransactionId="order-2", storeId="S2"), (404, 100)),
+        (sale, sale_of(clientTransactionId="order-2", phoneNumber="0990000000"), (404, 120)),
+        (sale, sale_of(clientTransactionId="order-2", tax=14), (400, 800)),
+        (sale, sale_of(), (400, 23)),
+        (sale, sale_of(clientTransactionId="order-9"), (400, 22)),
+        (sale, sale_of(clientTransactionId="order-8"), (400, 127)),
+        (sale, sale_of(**_SMALL, clientTransactionId="order-2"), (400, 107)),
+        (prepare, prepare_of(**_SMALL), (400, 107)),
+        (prepare, prepare_of(storeId="S2"), (404, 100)),
     ):
-        status, error = await client.post("/api/Sale", body)
+        status, error = await client.post(path, body)
         assert (status, error["errorCode"]) == expected
-    status, error = await client.post("/api/button/Prepare", prepare_of(storeId="S2"))
-    assert (status, error["errorCode"]) == (404, 100)
-    assert (
-        error["message"] == "La tienda asociada no existe. Verifique su store id o comuníquese con Payphone"
-    )
-    assert client.service.counts.created == 1
+    assert error["message"].startswith("La tienda asociada no existe.")
+    assert (client.service.counts.created, client.service.counts.prepared) == (1, 0)
 
 
 async def test_messages_follow_accept_language(client: Client) -> None:
     """Messages are Spanish unless the request prefers English; names of fields and data are as they are."""
-    for header, language in (
-        ("", "es"),
-        ("en", "en"),
-        ("fr, en;q=0.1", "en"),
-        ("es, en", "es"),
-        ("en;q=x", "es"),
-    ):
-        assert preferred_language(header) == language
+    preferred = {"": "es", "en": "en", "fr, en;q=0.1": "en", "es, en": "es", "en;q=x": "es"}
+    assert {header: preferred_language(header) for header in preferred} == preferred
+    for spanish, english in MESSAGES.values():
+        assert spanish != english
+        assert [f"{{{one}}}" in spanish for one in range(3)] == [f"{{{one}}}" in english for one in range(3)]
     english_please = {**BEARER, "Accept-Language": "en-US,en;q=0.9,es;q=0.5"}
     _, error = await client.post("/api/Sale", sale_of(tax=14, countryCode=...), headers=english_please)
     assert error["message"] == "The validations have failed"
@@ -343,13 +310,6 @@ async def test_messages_follow_accept_language(client: Client) -> None:
     _, answer = await client.get(f"/api/Sale/{one}", headers=english_please)
     assert answer["message"] == "The customer did not approve the transaction"
     assert answer["reference"] == "Transacción no existe"
-
-
-def test_every_message_is_in_two_languages() -> None:
-    """The values of both texts are the same."""
-    for spanish, english in MESSAGES.values():
-        assert spanish != english
-        assert [f"{{{one}}}" in spanish for one in range(3)] == [f"{{{one}}}" in english for one in range(3)]
 
 
 async def test_thirty_queries_a_minute(client: Client, clock: ManualClock) -> None:
@@ -409,17 +369,6 @@ async def test_an_unpaid_forms_id_is_refused(client: Client) -> None:
     assert (await client.post("/api/button/Prepare", prepare_of()))[1]["errorCode"] == 23
 
 
-@pytest.mark.parametrize(("operation", "body"), [("Sale", sale_of), ("button/Prepare", prepare_of)])
-@changed(least_amount=100)
-async def test_the_least_amount_is_a_setting(client: Client, operation: str, body: Any) -> None:
-    """Below it 400 with code 107, in the published words."""
-    small = {"amount": 99, "amountWithoutTax": 99, "amountWithTax": None, "tax": None}
-    status, error = await client.post(f"/api/{operation}", body(**small))
-    assert (status, error["errorCode"]) == (400, 107)
-    assert error["message"] == "El monto a cobrar debe ser mayor o igual a 1,00"
-    assert (await client.post(f"/api/{operation}", body()))[0] == 200
-
-
 @pytest.mark.parametrize("phone", ["984111222", 984111222, "+593984111222", "593984111222", "0984 111 222"])
 async def test_another_spelling_of_a_phone_is_refused(client: Client, phone: object) -> None:
     """It is never another customer: the true one's pending push would not be seen."""
@@ -433,12 +382,11 @@ async def test_another_spelling_of_a_phone_is_refused(client: Client, phone: obj
 @pytest.mark.parametrize("reason", REASONS)
 async def test_every_reason_of_a_decline(client: Client, reason: Reason) -> None:
     """By the control route for a sale and a form, and by a form's page: its code, its words, and the card."""
+    call = partial(control.call, client.service.url)
     sale, first = await client.sale(), await client.form()
     second = await client.form(clientTransactionId="form-2")
-    assert (await control.call(client.service.url, "reject", sale=sale, reason=reason))[0] == 200
-    assert (await control.call(client.service.url, "pay", payment_id=first.payment_id, reason=reason))[
-        0
-    ] == 200
+    assert (await call("reject", sale=sale, reason=reason))[0] == 200
+    assert (await call("pay", payment_id=first.payment_id, reason=reason))[0] == 200
     page = f"/Anonymous/Index?paymentId={second.payment_id}"
     assert f'value="{reason}"' in (await client.get(page, headers=SHOP))[1]
     await client.send("POST", page, headers=SHOP, data={"outcome": "reject", "reason": reason})
@@ -447,25 +395,25 @@ async def test_every_reason_of_a_decline(client: Client, reason: Reason) -> None
         assert (answer["statusCode"], answer["message"]) == (2, say(reason, "es"))
         assert answer["messageCode"] == MESSAGE_CODES[reason] != 0
         assert {"bin", "lastDigits", "cardBrand", "authorizationCode", "email"} <= set(answer)
-    assert {one.reason for one in (*client.service.sales.values(), *client.service.forms.values())} == {
-        reason
-    }
+    declined = (*client.service.sales.values(), *client.service.forms.values())
+    assert {one.reason for one in declined} == {reason}
 
 
-async def test_a_scenario_declines_cards(clock: ManualClock) -> None:
-    """Each for one of the reasons, the same in every run."""
+async def test_declined_cards_and_test_mode() -> None:
+    """One scenario declines each card for one of the reasons, the same in every run; test mode approves all."""
     seen = []
-    for _ in range(2):
+    for make in (partial(Simulator, answers=TEST_MODE), *[partial(Simulator.scenario, "declined-cards")] * 2):
         clock = ManualClock()
-        async with Simulator.scenario("declined-cards", settings=PAYPHONE, clock=clock) as service:
+        async with make(settings=PAYPHONE, clock=clock) as service:
             for number in range(40):
                 phone = f"09840000{number:02}"
                 service.create_sale(sale_of(clientTransactionId=f"order-{number}", phoneNumber=phone))
             await clock.advance(60)
-            seen.append([sale.reason for sale in service.sales.values()])
-            assert {sale.how for sale in service.sales.values()} == {"rejected"}
-    assert seen[0] == seen[1]
-    assert set(seen[0]) == set(REASONS)
+            seen.append([(sale.how, sale.reason) for sale in service.sales.values()])
+    approved, first, second = seen
+    assert set(approved) == {("approved", None)}
+    assert first == second
+    assert set(first) == {("rejected", reason) for reason in REASONS}
 
 
 @pytest.mark.parametrize("code", [500, 501])
@@ -501,18 +449,28 @@ async def test_settings_change_from_outside(client: Client) -> None:
     assert (await client.get(f"/api/Sale/{sale}"))[0] == 401
 
 
-async def test_the_day_begins_at_noon() -> None:
-    """A test at 01:00 UTC can reverse as well; the time of day is moved from outside, and by options."""
+async def test_a_payment_is_reversed_on_its_day_before_eight_in_the_evening(clock: ManualClock) -> None:
+    """The day is Ecuador's, and begins at noon unless a clock is given: a test at 01:00 UTC can reverse as well."""
     async with client_of() as client:
         service = client.service
         assert service.local_time().hour == 12
-        one, two = await client.paid(), await client.paid(clientTransactionId="form-2")
-        assert await client.post("/api/Reverse", {"id": one}) == (200, True)
-        assert (await control.call(service.url, "set_time_of_day", time_of_day="20:00"))[0] == 200
-        assert (await client.post("/api/Reverse", {"id": two}))[0] == 404
-        await control.call(service.url, "set_time_of_day", time_of_day="19:59")
-        assert (await client.post("/api/Reverse", {"id": two}))[0] == 200
+        for time_of_day, expected in (("12:00", 200), ("20:00", 404), ("19:59", 200)):
+            one = await client.paid(clientTransactionId=f"form-{time_of_day}")
+            await control.call(service.url, "set_time_of_day", time_of_day=time_of_day)
+            assert (await client.post("/api/Reverse", {"id": one}))[0] == expected
         assert (await control.call(service.url, "set_time_of_day", time_of_day="25:00"))[0] == 409
+    async with client_of(clock=clock) as client:  # 17:13:20
+        sales = [
+            await client.sale(clientTransactionId=f"order-{n}", phoneNumber=f"098400000{n}") for n in range(4)
+        ]
+        for sale in sales:
+            await client.service.approve(sale)
+        # 18:58:20 and 19:28:20, which in UTC is another day, the last second of the day, the first of the night.
+        for sale, seconds, expected in zip(sales, (6300, 1800, 1899, 1), (200, 200, 200, 404), strict=True):
+            await clock.advance(seconds)
+            assert (await client.post("/api/Reverse", {"id": sale}))[0] == expected
+        await clock.advance(43_200)
+        assert (await client.post("/api/Reverse", {"id": sales[-1]}))[0] == 404
 
 
 @changed(cors=True)
@@ -538,10 +496,8 @@ async def test_the_links_have_the_real_names(client: Client) -> None:
     query = f"?paymentId={answer['paymentId']}"
     assert answer["payWithPayPhone"] == f"{client.service.url}/PayPhone/Index{query}"
     assert answer["payWithCard"] == f"{client.service.url}/Anonymous/Index{query}"
-    _, answer = await client.post(
-        "/api/button/Prepare",
-        prepare_of(clientTransactionId="form-2", transactionSummaryUrl="https://a.example/"),
-    )
+    asks = prepare_of(clientTransactionId="form-2", transactionSummaryUrl="https://a.example/")
+    _, answer = await client.post("/api/button/Prepare", asks)
     for name in ("payWithPayPhone", "payWithCard", "payWithPaymentCode"):
         path = answer[name].removeprefix(client.service.url)
         status, page = await client.get(path, headers=SHOP)
@@ -612,9 +568,7 @@ async def test_a_confirm_must_match(client: Client) -> None:
     for body in ({"id": None, "clientTxId": "form-1"}, {"clientTxId": "form-1"}, {"id": None}):
         status, error = await client.send("POST", "/api/button/V2/Confirm", json=body, headers=english)
         assert (status, error["errorCode"]) == (404, 20)
-        assert (
-            error["message"] == "Transaction does not exist, verify that the submitted identifier is correct."
-        )
+        assert error["message"].startswith("Transaction does not exist")
     assert client.service.counts.confirms == 0
 
 
@@ -682,51 +636,25 @@ async def test_reverse_gives_back_once(client: Client, path: str, body: dict[str
     assert (said["message"], said["messageCode"], said["authorizationCode"][0]) == ("Cancelada", 34, "W")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, 200), (2 * 3600 + 46 * 60 + 39, 200), (2 * 3600 + 46 * 60 + 40, 404), (12 * 3600, 404)],
-    ids=["at once", "19:59:59", "20:00:00", "the next morning"],
-)
-async def test_reverse_until_eight_in_the_evening(
-    client: Client, clock: ManualClock, seconds: int, expected: int
-) -> None:
-    """Paid at 17:13:20 in UTC-5, a payment is reversed on that day before 20:00, and not after."""
-    one = await client.sale()
-    await client.service.approve(one)
-    await clock.advance(seconds)
-    assert (await client.post("/api/Reverse", {"id": one}))[0] == expected
-
-
-async def test_a_day_is_ecuador_s(clock: ManualClock) -> None:
-    """What was paid at 19:00 in UTC-5 is of another UTC day half an hour before, and reversed all the same."""
-    clock.jump_wall(3600 + 45 * 60)  # 18:58:20
-    async with client_of(PAYPHONE, clock=clock) as client:
-        one = await client.paid()
-        await client.confirm(one)
-        clock.jump_wall(30 * 60)
-        assert await client.post("/api/Reverse", {"id": one}) == (200, True)
-
-
 # What is told
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        ({"Response": True, "ErrorCode": "000"}, "acknowledged"),
-        ({"Response": False, "ErrorCode": "333"}, "duplicate"),
-        ({"Response": True, "ErrorCode": "333"}, "HTTP 200"),
+        ({"Response": True, "ErrorCode": "000"}, "acknowledged"), ("gracias", "HTTP 200"),
+        ({"Response": False, "ErrorCode": "333"}, "duplicate"), ({"Response": True, "ErrorCode": "333"}, "HTTP 200"),
         ({"Response": False, "ErrorCode": "222"}, "HTTP 200"),
-        ("gracias", "HTTP 200"),
     ],
-)
+)  # fmt: skip
 async def test_the_external_notification(
     merchant: Merchant, clock: ManualClock, answer: object, outcome: str
 ) -> None:
     """Approved payments alone are told of, by a POST of names in capitals, and the answer is written down."""
     merchant.answer = answer
-    settings = attrs.evolve(PAYPHONE, external_notification_url=merchant.url)
-    async with client_of(settings, clock=clock) as client:
+    # A browser finds `shop.localhost` on this machine, and so does the service.
+    url = merchant.url.replace("127.0.0.1", "shop.localhost")
+    async with client_of(attrs.evolve(PAYPHONE, external_notification_url=url), clock=clock) as client:
         no = await client.sale(clientTransactionId="order-2")
         await client.service.reject(no)
         yes = await client.sale(storeId="S1")
@@ -736,40 +664,18 @@ async def test_the_external_notification(
         assert client.service.sales[yes].external_notification == outcome
         assert client.service.sales[no].external_notification is None
         assert client.service.counts.external_notifications_sent == 2
+        away = {"external_notification_url": "http://127.0.0.1:1/"}
+        await control.call(client.service.url, "change_settings", changes=away)
+        await client.paid(clientTransactionId="form-2")
+        await client.service.notifications_done()
+        counts = client.service.counts
+        assert (counts.external_notifications_failed, counts.collected) == (1, 3 * 315), "a payment stands"
     bodies = [body for method, query, body in merchant.received if method == "POST" and not query]
     assert [body["TransactionId"] for body in bodies] == [yes, form]
     assert bodies[1]["StoreId"]  # a store by default
-    assert (
-        bodies[0].items()
-        >= {
-            "Amount": 315, "ClientTransactionId": "order-1", "StatusCode": 3,
-            "TransactionStatus": "Approved", "AuthorizationCode": f"W{yes}", "StoreId": "S1",
-            "PhoneNumber": "593984111222", "Currency": "USD", "DeferredMessage": None, "Products": [],
-        }.items()
-    )  # fmt: skip
-
-
-async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:
-    """A notification that nobody takes is counted, and the payment stands."""
-    settings = attrs.evolve(PAYPHONE, external_notification_url="http://127.0.0.1:1/")
-    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
-        one = await Client(service, session).sale()
-        await service.approve(one)
-        assert service.counts.external_notifications_failed == 1
-        assert service.counts.collected == 315
-
-
-async def test_test_mode_approves_everything(clock: ManualClock) -> None:
-    async with client_of(clock=clock, answers=TEST_MODE) as client:
-        for number in range(20):
-            await client.sale(clientTransactionId=f"order-{number}", phoneNumber=f"09900000{number:02}")
-        await clock.advance(2)
-        assert client.service.counts.approved == 20
-
-
-async def test_localhost_names_are_this_machine(merchant: Merchant, clock: ManualClock) -> None:
-    """`shop.localhost` is told, as a browser would find it."""
-    url = merchant.url.replace("127.0.0.1", "shop.localhost")
-    async with Simulator(clock=clock) as service:
-        service.create_sale(sale_of(currency="USD", responseUrl=url))
-        assert (await service.approve("order-1")).notification == "HTTP 200"
+    told = {
+        "Amount": 315, "ClientTransactionId": "order-1", "StatusCode": 3, "TransactionStatus": "Approved",
+        "AuthorizationCode": f"W{yes}", "StoreId": "S1", "PhoneNumber": "593984111222", "Currency": "USD",
+        "DeferredMessage": None, "Products": [],
+    }  # fmt: skip
+    assert told.items() <= bodies[0].items()

@@ -28,7 +28,7 @@ from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.simulator import SCENARIOS, Answers, Fault, Settings, Simulator, SimulatorThread
 from payclient.simulator.control_api import OPERATIONS, openapi
-from simulated import BEARER, Client, Merchant, client_of, merchant, prepare_of, sale_of, until
+from simulated import BEARER, TYPED, Client, Merchant, client_of, merchant, prepare_of, sale_of, until
 
 __all__ = ["merchant"]
 
@@ -185,7 +185,13 @@ async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Call
         assert (await call(operation, payment_id="none"))[0] == 404
         assert (await call(operation, payment_id=paid))[0] == 409
     assert (await call("open_form", payment_id=paid))[1]["loaded"] == ["card", "wallet"]
-    assert [form["payment_id"] for form in (await call("forms"))[1]] == [paid, declined, closed]
+    _, listed = await call("forms")
+    assert [form["payment_id"] for form in listed] == [paid, declined, closed]
+    assert listed == [form.as_json() for form in service.forms.values()]
+    for secret in (*TYPED.values(), "shop.example"):
+        assert secret not in json.dumps(listed)
+    _, counts = await call("counts")
+    assert (counts["prepared"], counts["forms_paid"], counts["requests"]) == (3, 1, 0)
     assert paid not in repr(service.log)
 
 

@@ -51,32 +51,31 @@ UNDO = [CANCEL, REVERSE]
 CALLS = [CONFIRM, *UNDO]
 
 
-async def test_a_confirmation_answers_the_report() -> None:
-    """By both ids; the answer is a status."""
-    service = Scripted(answer(200, REPORT))
-    async with session_of(service) as session:
-        report = await session.confirm(7, "form-1")
-    assert report == payclient.StatusReport(
-        state="Aceptado", transaction_id=7, client_transaction_id="form-1", amount=1150, currency="USD",
-        raw=REPORT,
-    )  # fmt: skip
-    assert service.bodies == [("POST", "/api/button/V2/Confirm", {"id": 7, "clientTxId": "form-1"})]
-
-
-async def test_cancel_and_reverse_by_either_id() -> None:
-    """A bare `true` is the success."""
-    service = Scripted(*[answer(200, True)] * 4)
-    async with session_of(service) as session:
-        await session.cancel(transaction_id=7)
-        await session.cancel(client_transaction_id="form-1")
-        await session.reverse(transaction_id=7)
-        await session.reverse(client_transaction_id="form-1")
+async def test_what_each_operation_sends_and_tells() -> None:
+    """A confirmation is by both ids and answers the report; the others are by either, and a bare `true` is success."""
+    told: list[Exchange] = []
+    service = Scripted(answer(200, REPORT), *[answer(200, True)] * 4)
+    async with session_of(service, on_exchange=told.append) as session:
+        assert await session.confirm(7, "form-1") == payclient.StatusReport(
+            state="Aceptado", transaction_id=7, client_transaction_id="form-1", amount=1150, currency="USD",
+            raw=REPORT,
+        )  # fmt: skip
+        for call in (session.cancel, session.reverse):
+            await call(transaction_id=7)
+            await call(client_transaction_id="form-1")
+            with pytest.raises(TypeError):
+                await call()
+        for either in (session.cancel, session.reverse, session.status):
+            with pytest.raises(TypeError):
+                await either(transaction_id=7, client_transaction_id="form-1")
     assert service.bodies == [
-        ("POST", "/api/Cancel", {"id": 7}),
-        ("POST", "/api/Cancel/Client", {"clientId": "form-1"}),
-        ("POST", "/api/Reverse", {"id": 7}),
-        ("POST", "/api/Reverse/Client", {"clientId": "form-1"}),
-    ]
+        ("POST", "/api/button/V2/Confirm", {"id": 7, "clientTxId": "form-1"}),
+        ("POST", "/api/Cancel", {"id": 7}), ("POST", "/api/Cancel/Client", {"clientId": "form-1"}),
+        ("POST", "/api/Reverse", {"id": 7}), ("POST", "/api/Reverse/Client", {"clientId": "form-1"}),
+    ]  # fmt: skip
+    assert [(exchange.operation, exchange.client_transaction_id) for exchange in told] == [
+        ("confirm", "form-1"), ("cancel", None), ("cancel", "form-1"), ("reverse", None), ("reverse", "form-1"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -163,32 +162,6 @@ async def test_each_refusal_has_its_class(call: Call, said: HttpResponse, kind: 
     assert caught.value.error_code == json.loads(said.body).get("errorCode")
 
 
-async def test_after_a_401_a_fresh_token_confirms_and_nothing_else_is_sent_again() -> None:
-    """Where a token can be asked for."""
-    tokens = iter(["old", "new", "newer"])
-
-    async def token() -> str:
-        return next(tokens)
-
-    service = Scripted(answer(401, {"message": "no"}), answer(200, REPORT), answer(401, {"message": "no"}))
-    async with session_of(service, token=token) as session:
-        await session.confirm(7, "form-1")
-        with pytest.raises(UnauthorizedError):
-            await session.reverse(transaction_id=7)
-    assert len(service.requests) == 3
-
-
-async def test_exchanges_are_told_of() -> None:
-    told: list[Exchange] = []
-    service = Scripted(answer(200, REPORT), answer(200, True), answer(200, True))
-    async with session_of(service, on_exchange=told.append) as session:
-        await session.confirm(7, "form-1")
-        await session.cancel(client_transaction_id="form-1")
-        await session.reverse(transaction_id=7)
-    assert [exchange.operation for exchange in told] == ["confirm", "cancel", "reverse"]
-    assert [exchange.client_transaction_id for exchange in told] == ["form-1", "form-1", None]
-
-
 BAD_IDS: dict[str, list[Any]] = {
     "transaction_id": [0, -1, True, 7.0, "7", "../1", 2**63, [7]],
     "client_transaction_id": ["", " ", "a\n", "a\x00", "\ud800", ".", "..", 7, b"a", "x" * 5000],
@@ -211,16 +184,6 @@ async def test_what_is_no_id_is_refused_before_anything_is_sent(name: str, bad: 
             assert [detail.message for detail in caught.value.errors] == [to_service(name)]
 
 
-async def test_one_id_is_given() -> None:
-    async with session_of(Scripted()) as session:
-        for call in (session.cancel, session.reverse, session.status):
-            with pytest.raises(TypeError):
-                await call(transaction_id=7, client_transaction_id="form-1")
-        for call in (session.cancel, session.reverse):
-            with pytest.raises(TypeError):
-                await call()
-
-
 async def test_a_profile_that_lacks_the_names_says_which() -> None:
     """Nothing is guessed, and nothing sent."""
     half = attrs.evolve(
@@ -240,5 +203,9 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
         for call in CALLS:
             with pytest.raises(ConfigurationError):
                 await call(session)
+        queries: list[dict[str, Any]] = [{}, {"transaction_id": 12}, {"client_transaction_id": "a"}]
+        for arguments in queries:
+            with pytest.raises(ConfigurationError, match=r"status\.by_"):
+                await session.status(**arguments)
     with pytest.raises(ConfigurationError, match=r"\[status\]"):
         attrs.evolve(PAYPHONE, status=None)

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, cast
 
 import aiohttp
@@ -54,6 +55,7 @@ PREPARE = PrepareRequest(
 
 CREATED = HttpResponse(200, {}, b'{"transactionId": 12}')
 PENDING = HttpResponse(200, {}, b'{"transactionId": 12, "state": "Pendiente"}')
+CONFIRMED = HttpResponse(200, {}, b'{"transactionId": 12, "transactionStatus": "Pending"}')
 FAILING = HttpResponse(503)
 WHO = HttpResponse(401, {}, b'{"message": "who?"}')
 
@@ -371,16 +373,20 @@ async def test_token_callable_is_asked_once() -> None:
     assert fake.tokens == ["Bearer first"] * 5
 
 
-async def test_status_after_a_401() -> None:
-    """A query is repeated once with a fresh token; a second 401 is the answer."""
-    fake = Scripted(WHO, PENDING, WHO)
-    session = session_over(fake, Tokens("old", "new", "newer", "never"))
-    report = await session.status(transaction_id=12)
+@pytest.mark.parametrize("query", [True, False], ids=["status", "confirm"])
+async def test_status_after_a_401(query: bool) -> None:
+    """A query or a confirmation is repeated once with a fresh token; a second 401 is the answer."""
+    fake = Scripted(WHO, PENDING if query else CONFIRMED, WHO)
+    session = session_over(
+        fake, Tokens("old", "new", "newer", "never"), profile=QUERIES if query else PAYPHONE
+    )
+    call = partial(session.status, transaction_id=12) if query else partial(session.confirm, 12, "form-1")
+    report = await call()
     assert report is not None
     assert report.state == "Pendiente"
     assert fake.tokens == ["Bearer old", "Bearer new"]
     with pytest.raises(UnauthorizedError):
-        await session.status(transaction_id=12)
+        await call()
     assert fake.tokens[2:] == ["Bearer new", "Bearer newer"]
 
 

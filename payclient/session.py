@@ -428,15 +428,14 @@ class Call:
 
     def begin_again(self) -> None:
         """Prepare to send the request again, with a proof of its own."""
+        self.discard_copies()
         self._sent_before = self._sent_before or self.proof.passed
         self.resends += 1
         self.proof = SendProof(self._before_send)
 
     def discard_copies(self) -> None:
-        """Let no other request use a connection that may bring a second copy of a refusal or of "not found"."""
-        if self.response is None or self.response.discard is None or self.result is not None:
-            return
-        if self.error is None or self.operation != "status":
+        """Let no other request use a connection that may bring a second copy of an error or of "not found"."""
+        if self.result is None and self.response is not None and self.response.discard is not None:
             self.response.discard()
 
     def exchange(self) -> Exchange:

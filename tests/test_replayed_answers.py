@@ -104,6 +104,25 @@ async def test_a_not_found_ends_its_connection() -> None:
         assert report.state == "Pendiente"
 
 
+@pytest.mark.parametrize(
+    ("body", "status"), [(REFUSED, 400), (REFUSED, 429), (REFUSED, 500), ({"message": "who?"}, 401)]
+)
+async def test_an_error_of_a_query_ends_its_connection(body: object, status: int) -> None:
+    """Its second copy would refuse the next sale, which the service has executed."""
+    profile = payclient.ServiceProfile(
+        name="test", status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    )
+    copy = answer(body, status)
+    async with (
+        RawServer((read, write(copy), read, write(copy)), (read, write(created(13)))) as server,
+        payclient.PaySession(server.url, "token", profile=profile) as session,
+    ):
+        with pytest.raises(payclient.PayError):
+            await session.status(transaction_id=12)
+        assert (await session.sale(sale("order-2"))).transaction_id == 13
+    assert [connection.complete for connection in server.connections] == [1, 1]
+
+
 async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> None:
     """The second one is unknown, with a conflict, and its own answer is not taken for a third one's."""
     ledger = await payclient.open_ledger("memory:")

@@ -225,8 +225,11 @@ class Answer:
 
     @property
     def is_of_another_sale(self) -> bool:
-        """Whether the object names another client transaction id than the request."""
-        return self.fields.client_transaction_id not in (None, self.client_transaction_id)
+        """Whether the object names another client transaction id than the request, in any letter case (§6 has one)."""
+        return any(
+            name.lower() == "clienttransactionid" and value not in (None, self.client_transaction_id)
+            for name, value in self.object.items()
+        )
 
     def named_ids(self) -> list[Any]:
         """Return each value but null of a field called transactionId, in any letter case, at any depth."""

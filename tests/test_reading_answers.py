@@ -71,9 +71,11 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
      "UnauthorizedError"),
     ([429], [ERROR], "RateLimitedError"),
     # What is said of another Sale.
-    ([200], [f'{{{ID}, "clientTransactionId": "order-18"}}', f'{{{ID}, "clientTransactionId": 17}}'], "unknown 5"),
+    ([200], [f'{{{ID}, "clientTransactionId": "order-18"}}', f'{{{ID}, "clientTransactionId": 17}}',
+             f'{{{ID}, "clientTransactionID": "order-18"}}'], "unknown 5"),
     ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-17"}'], "RefusedError"),
-    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}'], "unknown None"),
+    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}',
+                  '{"errorCode": 5, "clientTransactionID": "order-18"}'], "unknown None"),
     # Code 0 is a success to whoever writes it; other kinds of code are none.
     ([200, 400, 404], ['{"errorCode": 0}', '{"errorCode": 0, "errors": [{"errorCode": 2061}]}'], "unknown None"),
     ([400], [

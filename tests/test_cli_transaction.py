@@ -68,6 +68,34 @@ def test_a_paid_form_is_confirmed_and_may_be_again(service: SimulatorThread, cap
     assert TOKEN not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("state", "ids", "code"),
+    [
+        ("Aceptado", (7, "form-7"), 0),
+        ("Cancelado", (7, "form-7"), 3),
+        # What decides nothing is neither paid nor unpaid.
+        ("Pendiente", (7, "form-7"), 4),
+        (None, (7, "form-7"), 4),
+        ("Aceptado", (8, "form-7"), 4),
+        ("Aceptado", (7, "form-8"), 4),
+        ("Cancelado", (8, "form-8"), 4),
+    ],
+)
+def test_a_confirmation_that_does_not_say_is_repeated(
+    state: str | None,
+    ids: tuple[int, str],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Said,
+) -> None:
+    async def confirm(*_: object) -> payclient.StatusReport:
+        return payclient.StatusReport(state=state, transaction_id=ids[0], client_transaction_id=ids[1])  # type: ignore[arg-type]  # one of its words
+
+    monkeypatch.setattr(PaySession, "confirm", confirm)
+    assert main(["confirm", "--transaction-id", "7", "--client-transaction-id", "form-7"]) == code
+    assert ("repeat it" in capfd.readouterr().err) == (code == 4)
+
+
 def test_a_push_is_withdrawn_once(service: SimulatorThread, capfd: Said) -> None:
     """By either id."""
     sold(service, "sale-b")

@@ -110,6 +110,14 @@ def confirm(
     except (RefusedError, TransportError) as error:
         return _complain(error)
     _show(report)
+    ids = report.transaction_id, report.client_transaction_id
+    if (
+        report.unreadable
+        or ids != (transaction_id, client_transaction_id)
+        or report.state not in ("Aceptado", "Cancelado")
+    ):
+        terminal.complain(text("undo.undecided"))
+        return 4
     return 0 if report.state == "Aceptado" else 3
 
 

@@ -290,6 +290,30 @@ def test_what_a_statement_lists_is_decided_on_a_persons_word(
     assert month.get("order-expired").state == "expired"
 
 
+@pytest.mark.parametrize(
+    ("paid", "other", "state"),
+    [
+        (";order-unknown", ";order-unknown", "unknown"),
+        ("70;order-unknown", ";order-unknown", "unknown"),
+        (";order-unknown", "70;order-unknown", "unknown"),
+        ("70;order-unknown", "70;", "unknown"),
+        ("70;order-unknown", "-;order-unknown", "unknown"),
+        # Another transaction, and another sale.
+        ("70;order-unknown", "60;order-unknown", "accepted"),
+        ("70;order-unknown", "60;rent-1", "accepted"),
+    ],
+)
+def test_what_another_line_may_say_was_given_back_is_not_decided(
+    month: Book, tmp_path: Path, paid: str, other: str, state: str
+) -> None:
+    """A word that is not read may mean that; a person's word for good would be that it is paid."""
+    file = tmp_path / "enero.csv"
+    lines = f"{paid};11,50;Aceptado\n{other};11,50;Reversado\n"
+    file.write_text(f"transaction_id;client_transaction_id;amount;state\n{lines}", encoding="utf-8")
+    assert main(["reconcile", str(file), "--resolve", "--actor", "Ana", "--yes"]) == 3
+    assert month.get("order-unknown").state == state
+
+
 def test_it_asks_before_it_decides(month: Book, person: list[str], tmp_path: Path, capfd: Said) -> None:
     """No is no; the sales are named first."""
     file = statement(tmp_path / "enero.csv", "order-unknown;1/1;11,50;Aceptado")

@@ -84,13 +84,14 @@ class Pair:
 
     @property
     def can_be_resolved(self) -> bool:
-        """Whether the statement proves an undecided sale paid: one line, the same amount, no other currency."""
+        """Whether the statement proves an undecided sale paid: its one line, with its amount, in no other currency."""
         record = self.record
         return (
             self.kind is Class.PAID_THERE
             and record is not None
             and record.state in (State.UNKNOWN, State.EXPIRED)
             and len(self.entries) == 1
+            and not self.entries[0].is_doubted
             and self.there == record.amount
         )
 

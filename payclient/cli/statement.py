@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,8 @@ class Entry:
     #: Cents, less than 0 where it was given back.
     amount: int
     currency: str | None = None
+    #: Whether another line of the same payment has a state that is not read, such as one that was given back.
+    is_doubted: bool = False
 
 
 @Parameter(name="*")
@@ -96,12 +99,14 @@ def read_statement(
     if options.amounts != "cents" and file.delimiter:  # JSONL has whole cents
         mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
     signs = options.signs(profile)
-    entries, others = list[Entry](), Counter[str]()
+    entries, others, passed_over = list[Entry](), Counter[str](), list[Mapping[str, str]]()
     for line, row in rows:
         word = str(row.get("state") or "").strip()
         sign = signs.get(word.casefold()) if "state" in row else 1
         if sign is None:
             others[word if SHOWABLE.fullmatch(word) else "?"] += 1
+            with suppress(CellError):
+                passed_over.append(_ids(row, Cells(mark)))
             continue
         try:
             entries.append(_entry(line, row, Cells(mark), sign, options.currency))
@@ -109,7 +114,7 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    return entries, others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
+    return _doubt(entries, passed_over), others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
 
 
 def _rows(
@@ -165,7 +170,7 @@ def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:
 
 
 def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency: str | None) -> Entry:
-    ids = {name: str(cells.read(row[name], KEY)).strip() for name in (KEY, "transaction_id") if row.get(name)}
+    ids = _ids(row, cells)
     number, (amount, negative) = ids.get("transaction_id"), _unsigned(row.get("amount", ""))
     if not ids:
         raise CellError("names no payment")
@@ -181,6 +186,31 @@ def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency:
         amount=-cents if negative else sign * cents,
         currency=str(row.get("currency") or "").strip() or currency,
     )
+
+
+def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:
+    return {
+        name: str(cells.read(row[name], KEY)).strip() for name in (KEY, "transaction_id") if row.get(name)
+    }
+
+
+def _doubt(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:
+    """Mark the entries whose payment has another line, which was passed over; its transaction id tells it apart."""
+    numbers, keys, keys_alone = set[str](), set[str | None](), set[str | None]()
+    for ids in passed_over:
+        number, key = ids.get("transaction_id", ""), ids.get(KEY)
+        numbers.add(number)
+        keys.add(key)
+        if not _NUMBER.fullmatch(number):
+            keys_alone.add(key)
+
+    def is_doubted(entry: Entry) -> bool:
+        key = entry.client_transaction_id
+        if entry.transaction_id is None:
+            return key in keys
+        return str(entry.transaction_id) in numbers or (key is not None and key in keys_alone)
+
+    return [attrs.evolve(entry, is_doubted=is_doubted(entry)) for entry in entries]
 
 
 def _unsigned(amount: Any) -> tuple[Any, bool]:

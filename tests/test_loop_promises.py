@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 
 import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, SharedLedger
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
     Held,
     answer,
     answers,
+    error_of,
     events_of,
     hint,
     lost_answer,
@@ -27,7 +28,9 @@ from fake_service import (
     refusal,
     refuses,
     sale,
+    selling,
     tracking,
+    when,
 )
 from payclient.batch import charge_all
 from payclient.events import DecidedAccepted, DecidedRefused, Evidence, Recovered
@@ -40,6 +43,8 @@ pytestmark = pytest.mark.usefixtures("delays")
 
 #: One query a minute: whoever comes second waits.
 SCARCE = attrs.evolve(PROFILE, queries_per_minute=1)
+#: Nobody can be queried.
+NO_QUERY = attrs.evolve(PROFILE, status=None)
 
 
 class Withheld(FakeService):
@@ -71,20 +76,27 @@ async def turns(true: Callable[[], object]) -> None:
     raise AssertionError("it did not come about")
 
 
-async def in_turns(task: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
+async def in_turns(work: Awaitable[payclient.Outcome]) -> payclient.Outcome:
     """What comes of it while no time passes."""
+    task = asyncio.ensure_future(work)
     await turns(task.done)
     return await task
-
-
-# --- Notifications
 
 
 async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
     """Charge, and be refused. What is added then is what something in front repeated: it has a sale, and it is paid."""
     service.scripts = [refuses(22)]
-    with pytest.raises(payclient.NotCreatedError):
-        await tracker.sale(sale())
+    await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+
+
+async def decide_as_operator(service: FakeService, is_refused: bool = True) -> None:
+    """A person's word, which no process hears of."""
+    decision = DecidedRefused if is_refused else DecidedAccepted
+    record = await record_in(service.ledger)
+    await service.ledger.apply(record, decision(at=service.clock.time(), actor="ana", reason="seen"))
+
+
+# --- Notifications
 
 
 async def test_a_notification_while_a_late_query_runs_earns_another(service: Withheld) -> None:
@@ -120,15 +132,13 @@ async def test_every_late_notification_earns_a_query(service: Withheld, seconds:
 
 async def test_a_notification_while_a_second_attempt_is_sent_is_for_that_one(service: Withheld) -> None:
     """The first one was refused as existing, and is still to be queried: what it was not named binds the second."""
-    held, ledger = Held(), MemoryLedger()
-    service.scripts = [refuses(22, 2061), held]
-    async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale())
+    service.scripts = [refuses(22, 2061), held := Held()]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
         sending = asyncio.ensure_future(tracker.sale(sale()))
-        await turns(lambda: service.posted)
+        await held.there.wait()
         assert await tracker.notify(hint()) is Receipt.EARLY
-        record = await record_in(ledger)
+        record = await record_in(service.ledger)
         assert (record.attempt, record.candidate_ids) == (2, (1000,))
         held.go.set()
         await sending
@@ -136,11 +146,10 @@ async def test_a_notification_while_a_second_attempt_is_sent_is_for_that_one(ser
 
 async def test_a_notification_before_the_answer_is_queried_with_it(service: Withheld) -> None:
     """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
-    held = Held()
-    service.scripts = [held]
+    service.scripts = [held := Held()]
     async with tracking(service, schedule=payclient.Fixed(100.0)) as tracker:
         sending = asyncio.ensure_future(tracker.sale(sale()))
-        await turns(lambda: service.posted)
+        await held.there.wait()
         service.decide("Aceptado")
         assert await tracker.notify(hint()) is Receipt.EARLY
         held.go.set()
@@ -148,6 +157,19 @@ async def test_a_notification_before_the_answer_is_queried_with_it(service: With
         assert pending.transaction_id == 1000
         await service.clock.advance(0.5)
         assert pending.outcome.paid is True
+
+
+async def test_without_a_source_what_was_notified_early_expires_all_the_same(service: Withheld) -> None:
+    """Nobody can be asked: the notification ends the wait, and the clock is still written down."""
+    service.scripts = [held := Held()]
+    async with tracking(service, profile=NO_QUERY) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await held.there.wait()
+        assert await tracker.notify(hint()) is Receipt.EARLY
+        held.go.set()
+        assert (await in_turns((await sending).wait())).paid is None
+        await service.clock.advance(301)
+        assert (await record_in(service.ledger)).state is State.EXPIRED
 
 
 # --- Closing
@@ -164,8 +186,16 @@ async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Withheld) -
         assert not waiting.done()
     await turns(waiting.done)
     assert isinstance(waiting.exception(), payclient.TrackerClosedError | None)
-    if waiting.exception() is None:
-        assert waiting.result().paid is None
+    assert waiting.exception() is not None or waiting.result().paid is None
+
+
+async def test_a_check_under_way_at_the_close_says_what_is_known(service: Withheld) -> None:
+    """It is not its caller who is cancelled."""
+    async with selling(service) as (_, pending):
+        service.open.clear()
+        checking = asyncio.create_task(pending.check())
+        await turns(lambda: service.queries)
+    assert (await checking).state is State.PENDING
 
 
 # --- A caller that has gone
@@ -173,44 +203,34 @@ async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Withheld) -
 
 async def test_what_a_gone_caller_sent_is_followed(service: Withheld) -> None:
     """Nobody waits for it, and the feed has its end all the same."""
-    held = Held()
-    service.scripts = [held]
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
+    service.scripts = [held := Held()]
+    async with tracking(service) as tracker:
         caller = asyncio.ensure_future(tracker.sale(sale()))
-        await turns(lambda: service.posted)
+        await held.there.wait()
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
         held.go.set()
         await service.clock.advance(1)
         service.decide("Aceptado")
         await service.clock.advance(120)
-        record = await ledger.get("order-17")
-    assert record is not None
-    assert record.state is State.ACCEPTED
+        assert (await record_in(service.ledger)).state is State.ACCEPTED
+
+
+async def charged(tracker: payclient.Tracker) -> list[payclient.ChargeResult]:
+    """The results of a batch of that one sale."""
+    async with charge_all(tracker, [sale()]) as results:
+        return [result async for result in results]
 
 
 @pytest.mark.parametrize("fails", [True, False])
 async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Withheld, fails: bool) -> None:
     """The same id by `sale` while a batch sends it: one POST, and nobody hangs, also where the row is refused."""
-    answering = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await (refuses(22) if fails else FakeService.take)(service, request, before_send)
-        answering.set()
-        await asyncio.sleep(0)
-        return response
-
-    service.scripts = [held]
+    service.scripts = [held := Held(refuses(22) if fails else FakeService.take)]
     async with tracking(service) as tracker:
-
-        async def run() -> list[payclient.ChargeResult]:
-            async with charge_all(tracker, [sale()]) as results:
-                return [result async for result in results]
-
-        batch = asyncio.ensure_future(run())
-        await turns(answering.is_set)
+        batch = asyncio.ensure_future(charged(tracker))
+        await held.there.wait()
         beside = asyncio.ensure_future(tracker.sale(sale()))
+        held.go.set()
         if not fails:
             service.decide("Aceptado")
         for _ in range(100):
@@ -225,6 +245,25 @@ async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Withhe
     assert service.posted["order-17"] <= 1 + fails
 
 
+async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(service: Withheld) -> None:
+    """The batch's task is cancelled in its send: who waits for the same send is let go, and the sale is not lost."""
+    service.scripts = [held := Held()]
+    async with tracking(service) as tracker:
+        before = asyncio.all_tasks()
+        batch = asyncio.ensure_future(charged(tracker))
+        await held.there.wait()
+        rows = asyncio.all_tasks() - before
+        beside = asyncio.ensure_future(tracker.sale(sale()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        for task in rows:
+            task.cancel()
+        await turns(lambda: batch.done() and beside.done())
+        await asyncio.gather(batch, beside, return_exceptions=True)
+        assert (await record_in(service.ledger)).state is State.UNKNOWN
+    assert service.posted == {"order-17": 1}
+
+
 # --- Attempts
 
 
@@ -233,13 +272,13 @@ async def refused_unheard(
     service: Withheld, ledger: SharedLedger
 ) -> AsyncIterator[tuple[payclient.Tracker, payclient.Tracker, payclient.PendingSale]]:
     """Two processes, and a lost sale of the first that a person calls refused: neither hears of it."""
-    service.scripts = [lost_request]
-    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
-        pending = await first.sale(sale())
+    async with (
+        selling(service, lost_request, ledger=ledger) as (first, pending),
+        tracking(service, SharedLedger(ledger)) as second,
+    ):
         assert (await pending_of(second)).state is State.UNKNOWN
         unheard, ledger.watchers[:] = ledger.watchers[:], []
-        record = await record_in(ledger)
-        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        await decide_as_operator(service)
         ledger.watchers[:] = unheard
         yield first, second, pending
     assert service.posted == {"order-17": 1}
@@ -268,21 +307,15 @@ async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(
 async def test_a_handle_of_the_old_attempt_leaves_the_new_one_followed(service: Withheld) -> None:
     """The handle takes the first attempt for open: the wait for its successor goes on."""
     async with refused_unheard(service, SharedLedger()) as (first, second, old):
-        await second.sale(sale())
+        assert (await second.sale(sale())).attempt == 2  # by the ledger's word, and not its own memory's
         new = await pending_of(first)
         assert (old.attempt, new.attempt) == (1, 2)
         waiting = asyncio.ensure_future(new.wait())
         await asyncio.sleep(0)
-        assert (await in_turns(asyncio.ensure_future(old.wait()))).paid is not True
+        assert (await in_turns(old.wait())).paid is not True
         service.decide("Aceptado")
         await service.clock.advance(10)
         assert (await in_turns(waiting)).paid is True
-
-
-async def test_what_another_process_follows_is_read_anew(service: Withheld) -> None:
-    """Whoever charges again has the ledger's word of it, and not its own memory's."""
-    async with refused_unheard(service, SharedLedger()) as (_, second, _):
-        assert (await second.sale(sale())).attempt == 2
 
 
 async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld) -> None:
@@ -293,12 +326,10 @@ async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld
             assert await super().permit(attrs.evolve(record, created_at=record.created_at - 1))
             raise payclient.LedgerUnavailableError("the connection was lost")
 
-    ledger = Uncertain()
-    async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.LedgerUnavailableError):
-            await tracker.sale(sale())
+    async with tracking(service, Uncertain()) as tracker:
+        await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
         await service.clock.advance(120)
-        assert await events_of(ledger) == ["Permitted"]
+        assert await events_of(service.ledger) == ["Permitted"]
     assert not service.posted
 
 
@@ -321,21 +352,47 @@ async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(se
         assert (await in_turns(waiting)).paid is True
 
 
+async def test_a_handle_of_a_refused_attempt_keeps_its_own_outcome(service: Withheld) -> None:
+    """Charged again under the same id: what was refused is refused, whatever becomes of the next attempt."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        old = await pending_of(tracker)
+        assert (await tracker.sale(sale())).attempt == 2
+        assert (await in_turns(old.wait())).state is State.REFUSED
+
+
+async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
+    """What was said of the first attempt silences nothing about the second."""
+    async with tracking(service) as tracker:
+        for _ in range(2):
+            service.sales.clear()  # what is found otherwise than it was sent lets no other attempt through
+            await refused(service, tracker)
+            service.add_sale(amount=7)
+            await tracker.notify(hint(1000))
+            await service.clock.advance(5)
+    history = await service.ledger.history("order-17")
+    assert [each.attempt for each in history if each.event == "Conflicted"] == [1, 2]
+
+
+async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service: Withheld) -> None:
+    """Before a refused sale is sent again, everything under its id is looked at."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        service.add_sale(state="Cancelado")
+        await tracker.notify(hint(1000))
+        await service.clock.advance(5)
+        service.add_sale(1001)
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert not service.posted
+
+
 # --- Never early
 
 
 async def test_the_window_counts_from_the_answer(service: Withheld) -> None:
     """The service may have begun it as late as it answered."""
-
-    async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        await service.clock.advance(20)
-        return answer(200, {"transactionId": service.create(request)})
-
-    service.scripts = [slow]
-    async with tracking(service) as tracker:
-        began = service.clock.time()
-        pending = await tracker.sale(sale())
+    began = service.clock.time()
+    async with selling(service, when(lambda: service.clock.advance(20))) as (tracker, pending):
         assert pending.expires_at == began + 20 + 300
         await service.clock.advance(299)
         assert (await pending_of(tracker)).state is State.PENDING
@@ -345,18 +402,17 @@ async def test_the_window_counts_from_the_answer(service: Withheld) -> None:
 
 async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(service: Withheld) -> None:
     """It may have reached the service as late as the total time-out. Nobody asks for it: it is decided all the same."""
-    ledger = MemoryLedger()
     began = service.clock.time()
     record = Record(client_transaction_id="order-17", created_at=began, amount=1150, currency="USD")
-    assert await ledger.permit(record)
+    assert await service.ledger.permit(record)
     await service.clock.advance(10)
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, service.ledger) as tracker:
         found = await pending_of(tracker)
         assert (found.state, found.expires_at) == (State.UNKNOWN, began + 30 + 300)
     service.add_sale()
-    async with tracking(service, ledger):
+    async with tracking(service, service.ledger):
         await service.clock.advance(120)
-    newest = await record_in(ledger)
+    newest = await record_in(service.ledger)
     assert (newest.state, newest.transaction_id) == (State.ACCEPTED, 1000)
 
 
@@ -364,22 +420,18 @@ async def test_the_window_of_a_sale_whose_answer_is_anothers_counts_from_its_lat
     service: Withheld,
 ) -> None:
     """The answer repeats another sale's id from before a restart: ours may have been begun all the same."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service) as tracker:
         await tracker.sale(sale("order-16", "0984111223"))
-    service.scripts = [answers(200, {"transactionId": 1000})]
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, answers(200, {"transactionId": 1000}), ledger=service.ledger) as (_, pending):
         assert (pending.state, pending.expires_at) == (State.UNKNOWN, service.clock.time() + 30 + 300)
 
 
 async def test_a_wall_clock_set_back_between_two_runs_keeps_no_wait_for_ever(service: Withheld) -> None:
     """By its record the sale ends tomorrow: it is over a whole life from now, all the same."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await tracker.sale(sale())
+    async with selling(service):
+        pass
     service.clock.jump_wall(-86_400)
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, service.ledger) as tracker:
         outcome = await outcome_of(service, await pending_of(tracker), 900)
         assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
 
@@ -390,9 +442,9 @@ async def test_a_wall_clock_set_back_between_two_runs_keeps_no_wait_for_ever(ser
 class Flaky(FailingLedger):
     """Fails at what it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *failing: str) -> None:
         super().__init__(lambda name: name in self.failing)
-        self.failing: set[str] = set()
+        self.failing = {*failing}
 
     async def full_behind_it(
         self, service: FakeService, request: HttpRequest, before_send: BeforeSend
@@ -406,33 +458,27 @@ class Flaky(FailingLedger):
 async def test_a_late_answer_that_was_decided_otherwise_ends_the_wait(service: Withheld) -> None:
     """Nobody can be queried, and nothing was heard: what a person decided is read as the answer is written."""
     ledger = Flaky()
-    service.scripts = [ledger.full_behind_it]
-    async with tracking(service, ledger, profile=attrs.evolve(PROFILE, status=None)) as tracker:
-        waiting = asyncio.ensure_future((await tracker.sale(sale())).wait())
+    async with selling(service, ledger.full_behind_it, ledger=ledger, profile=NO_QUERY) as (_, pending):
+        waiting = asyncio.ensure_future(pending.wait())
         ledger.failing.clear()
         at = service.clock.time()
-        record = await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
-        await ledger.apply(record, DecidedAccepted(at=at, actor="ana", reason="in the portal"))
+        await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await decide_as_operator(service, is_refused=False)
         await service.clock.advance(10)
         assert (await in_turns(waiting)).paid is True
 
 
 async def test_nothing_is_sent_that_the_ledger_does_not_permit(service: Withheld) -> None:
     """It is full: who charges hears of it."""
-    ledger = Flaky()
-    ledger.failing = {"permit"}
-    async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.LedgerUnavailableError):
-            await tracker.sale(sale())
+    async with tracking(service, Flaky("permit")) as tracker:
+        await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
     assert not service.posted
 
 
 async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Withheld) -> None:
     """Its transaction id is what the query goes by, though the ledger does not have it yet."""
     ledger = Flaky()
-    service.scripts = [ledger.full_behind_it]
-    async with tracking(service, ledger) as tracker:
-        await tracker.sale(sale())
+    async with selling(service, ledger.full_behind_it, ledger=ledger):
         await service.clock.advance(40)
         assert "/api/Sale/1000" in service.queries
         ledger.failing.clear()
@@ -443,22 +489,18 @@ async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: With
 async def test_a_process_that_stood_still_sends_nothing(service: Withheld, which: str) -> None:
     """By whichever of its clocks it sees that: a suspended machine stops one of them."""
 
-    class Slow(MemoryLedger):
-        async def permit(self, record: Record) -> bool:
-            granted = await super().permit(record)
-            if which == "wall":
-                service.clock.jump_wall(31)
-            else:
-                await service.clock.advance(31)
-                service.clock.jump_wall(-31)
-            return granted
+    async def stand_still() -> None:
+        if which == "wall":
+            service.clock.jump_wall(31)
+        else:
+            await service.clock.advance(31)
+            service.clock.jump_wall(-31)
 
-    ledger = Slow()
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, HookedLedger(after={"Permitted": stand_still})) as tracker:
         with pytest.raises(payclient.NotSentError, match="stopped for 31 s"):
             await tracker.sale(sale())
     assert not service.posted
-    record = await record_in(ledger)
+    record = await record_in(service.ledger)
     assert (record.state, record.evidence) == (State.REFUSED, Evidence.NOT_SENT)
 
 
@@ -467,24 +509,19 @@ async def test_a_process_that_stood_still_sends_nothing(service: Withheld, which
 
 async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Withheld) -> None:
     """Who waits once more for a sale of which nothing more is queried hears what is known, also an operator's word."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         assert (await outcome_of(service, pending)).paid is None
-        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
-        record = await record_in(ledger)
-        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
-        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is False
+        assert (await in_turns(pending.wait())).paid is None
+        await decide_as_operator(service)
+        assert (await in_turns(pending.wait())).paid is False
 
 
-@pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
+@pytest.mark.parametrize(("state", "paid"), [("Aceptado", True), ("Pendiente", None)])
 async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(
-    service: Withheld, state: str
+    service: Withheld, state: str, paid: bool | None
 ) -> None:
     """Whichever query finds the end of a sale, everybody who waits for it hears of it."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         waiting = [asyncio.ensure_future(pending.wait()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -492,19 +529,17 @@ async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(
         service.decide(state)
         for _ in range(500):
             await service.clock.advance(1)
-        expected = {"Aceptado": True, "Cancelado": False}.get(state)
-        assert [(await in_turns(each)).paid for each in waiting[1:]] == [expected, expected]
+        assert [(await in_turns(each)).paid for each in waiting[1:]] == [paid, paid]
         assert waiting[0].cancelled()
 
 
 @pytest.mark.parametrize("another", [False, True], ids=["by its tracker", "by another of its process"])
 async def test_a_sale_that_is_being_sent_is_left_to_its_sender(service: Withheld, another: bool) -> None:
     """Whoever looks it up or enters meanwhile neither queries it nor takes it over: the answer tells."""
-    held, ledger = Held(), SharedLedger()
-    service.scripts = [held]
-    async with tracking(service, ledger) as first:
+    service.scripts = [held := Held()]
+    async with tracking(service, ledger := SharedLedger()) as first:
         sending = asyncio.ensure_future(first.sale(sale()))
-        await turns(lambda: service.posted)
+        await held.there.wait()
         async with tracking(service, ledger) if another else nullcontext(first) as second:
             assert (await pending_of(second)).state is State.SENDING
             await service.clock.advance(25.0)
@@ -514,70 +549,15 @@ async def test_a_sale_that_is_being_sent_is_left_to_its_sender(service: Withheld
     assert await events_of(ledger) == ["Permitted", "Created"]
 
 
-async def test_without_a_source_what_was_notified_early_expires_all_the_same(service: Withheld) -> None:
-    """Nobody can be asked: the notification ends the wait, and the clock is still written down."""
-    held = Held()
-    service.scripts = [held]
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, profile=attrs.evolve(PROFILE, status=None)) as tracker:
-        sending = asyncio.ensure_future(tracker.sale(sale()))
-        await turns(lambda: service.posted)
-        assert await tracker.notify(hint()) is Receipt.EARLY
-        held.go.set()
-        pending = await sending
-        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
-        await service.clock.advance(301)
-        record = await ledger.get("order-17")
-    assert record is not None
-    assert record.state is State.EXPIRED
-
-
-async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(service: Withheld) -> None:
-    """The batch's task is cancelled in its send: who waits for the same send is let go, and the sale is not lost."""
-    never = asyncio.Event()
-
-    async def hanging(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await never.wait()
-        return response
-
-    service.scripts = [hanging]
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        before = asyncio.all_tasks()
-
-        async def run() -> None:
-            async with charge_all(tracker, [sale()]) as results:
-                async for _ in results:
-                    pass
-
-        batch = asyncio.ensure_future(run())
-        await turns(lambda: service.posted)
-        rows = asyncio.all_tasks() - before
-        beside = asyncio.ensure_future(tracker.sale(sale()))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        for task in rows:
-            task.cancel()
-        await turns(lambda: batch.done() and beside.done())
-        await asyncio.gather(batch, beside, return_exceptions=True)
-        record = await record_in(ledger)
-        assert record.state is State.UNKNOWN
-    assert service.posted == {"order-17": 1}
-
-
 async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Withheld) -> None:
     """Not found is not pending: tolerated for 15 seconds, then noted once, and it decides nothing."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         shipped = service.sales.copy()
         service.sales.clear()
         await service.clock.advance(10.0)
-        assert await events_of(ledger) == ["Permitted", "Created"]
-        for _ in range(100):
-            await service.clock.advance(1.0)
-        assert await events_of(ledger) == ["Permitted", "Created", "Conflicted"]
+        assert await events_of(service.ledger) == ["Permitted", "Created"]
+        await service.clock.advance(100.0)
+        assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
         service.sales.update(shipped)
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
@@ -588,39 +568,31 @@ async def test_a_busy_customer_is_evidence_about_nobody_else(
     service: Withheld, phone: str, suspected: bool
 ) -> None:
     """Code 2061 is noted of an unknown sale of the same customer, and decides nothing."""
-    ledger = MemoryLedger()
-    service.scripts = [lost_request, refuses(22, 2061)]
-    async with tracking(service, ledger) as tracker:
-        unknown = await tracker.sale(sale())
-        with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale("order-18", phone))
+    async with selling(service, lost_request, refuses(22, 2061)) as (tracker, unknown):
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale("order-18", phone)))
         assert unknown.state is State.UNKNOWN
-    assert await events_of(ledger) == ["Permitted", "Lost", *["Suspected"] * suspected]
+    assert await events_of(service.ledger) == ["Permitted", "Lost", *["Suspected"] * suspected]
 
 
 async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: Withheld) -> None:
     """Queried by the id that a notification named, the service repeats our client id only."""
 
-    class Silent(Withheld):
-        def status(self, path: str) -> HttpResponse:
-            if path == "/api/Sale/1000":
-                return answer(200, {k: v for k, v in self.sales[1000].items() if k != "transactionId"})
-            return answer(200, [])
+    def short(path: str) -> HttpResponse:
+        sold = service.sales[1000]
+        found = {name: value for name, value in sold.items() if name != "transactionId"}
+        return answer(200, found if path == "/api/Sale/1000" else [])
 
-    quiet = Silent()
-    quiet.scripts = [lost_answer]
-    async with tracking(quiet) as tracker:
-        pending = await tracker.sale(sale())
-        quiet.decide("Aceptado")
+    service.instead = short
+    async with selling(service, lost_answer) as (tracker, pending):
+        service.decide("Aceptado")
         await tracker.notify(hint())
-        outcome = await outcome_of(quiet, pending)
+        outcome = await outcome_of(service, pending)
         assert (outcome.paid, outcome.transaction_id) == (True, 1000)
 
 
 async def test_a_429_uses_up_no_last_query(service: Withheld) -> None:
     """More of them than there are last queries: the wait goes on until the service answers."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         await service.clock.advance(300)
         service.status_scripts = [lambda: refusal(0, status=429, retry_after=1)] * 10
         service.decide("Aceptado")
@@ -631,80 +603,25 @@ async def test_a_refusal_as_existing_is_queried_once_more_and_no_more(service: W
     """An index that lags has caught up by then; what is not there then is not asked for ever."""
     service.scripts = [refuses(22, 2061)]
     async with tracking(service) as tracker:
-        with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale())
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
         await service.clock.advance(3600)
     assert len(service.queries) == 2
 
 
-async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
-    """What was said of the first attempt silences nothing about the second."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        for _ in range(2):
-            service.sales.clear()  # what is found otherwise than it was sent lets no other attempt through
-            await refused(service, tracker)
-            service.add_sale()
-            service.sales[1000]["amount"] = 7
-            await tracker.notify(hint(1000))
-            await service.clock.advance(5)
-    history = await ledger.history("order-17")
-    assert [each.attempt for each in history if each.event == "Conflicted"] == [1, 2]
-
-
-async def test_a_handle_of_a_refused_attempt_keeps_its_own_outcome(service: Withheld) -> None:
-    """Charged again under the same id: what was refused is refused, whatever becomes of the next attempt."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
-        old = await pending_of(tracker)
-        assert (await tracker.sale(sale())).attempt == 2
-        assert (await in_turns(asyncio.ensure_future(old.wait()))).state is State.REFUSED
-
-
 async def test_a_duplicate_after_an_operators_refusal_is_unknown(service: Withheld) -> None:
     """What the operator thought absent may be there after all: nobody may charge it a third time."""
-    service.scripts = [lost_request, refuses(23)]
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
+    async with selling(service, lost_request, refuses(23)) as (tracker, _):
         await tracker.resolve("order-17", as_="refused", actor="ana", reason="not in the portal")
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 
-async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service: Withheld) -> None:
-    """Before a refused sale is sent again, everything under its id is looked at."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
-        service.add_sale()
-        paid = service.sales[1000] | {"transactionId": 1001}
-        service.decide("Cancelado")
-        await tracker.notify(hint(1000))
-        await service.clock.advance(5)
-        service.sales[1001] = paid
-        assert (await tracker.sale(sale())).outcome.paid is True
-    assert not service.posted
-
-
 async def test_what_every_check_of_a_paid_sale_says_is_noted_once(service: Withheld) -> None:
     """The service's report became another sale's: one event and one alarm, however often it is asked."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
         service.sales[1000]["amount"] = 7
         for _ in range(3):
             await service.clock.advance(5)
-            assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is True
-        assert (await events_of(ledger)).count("Conflicted") == 1
-
-
-async def test_a_check_under_way_at_the_close_says_what_is_known(service: Withheld) -> None:
-    """It is not its caller who is cancelled."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        service.open.clear()
-        checking = asyncio.create_task(pending.check())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert service.queries
-    assert (await checking).state is State.PENDING
+            assert (await in_turns(pending.check())).paid is True
+        assert (await events_of(service.ledger)).count("Conflicted") == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
+import attrs
 import pytest
 
 import payclient
@@ -13,8 +13,12 @@ from fake_ledgers import FailingLedger
 from fake_service import (
     PROFILE,
     FakeService,
+    Held,
     Script,
     answer,
+    answers,
+    broken,
+    error_of,
     events_of,
     hint,
     lost_answer,
@@ -22,30 +26,29 @@ from fake_service import (
     no_connection,
     outcome_of,
     pending_of,
+    posted,
     record_in,
     refuses,
     sale,
     seen_dead,
+    selling,
     tracking,
+    when,
 )
 from payclient.events import DecidedRefused, Evidence, NotSent
 from payclient.ledger.memory import MemoryLedger
-from payclient.ledger.sqlite import SqliteLedger
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 
-
 pytestmark = pytest.mark.usefixtures("delays")
 
 
 async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
-        assert pending.remaining == 300
+    async with selling(service) as (_, pending):
+        assert (pending.state, pending.transaction_id, pending.remaining) == (State.PENDING, 1000, 300)
         service.decide("Aceptado")
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.ACCEPTED, True, 1000)
@@ -56,20 +59,16 @@ async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
 
 async def test_an_expiry_is_presumed_and_then_confirmed(service: FakeService) -> None:
     """Five minutes unheard make EXPIRED; the query after them makes it CANCELLED."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         await service.clock.advance(301)
-        assert pending.state is State.EXPIRED
-        assert pending.outcome.paid is None
+        assert (pending.state, pending.outcome.paid) == (State.EXPIRED, None)
         service.decide("Cancelado")
-        outcome = await outcome_of(service, pending)
-    assert outcome.state is State.CANCELLED
+        assert (await outcome_of(service, pending)).state is State.CANCELLED
 
 
 async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service: FakeService) -> None:
     """The wait ends after the last query, with `paid` None: nobody knows."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         outcome = await outcome_of(service, pending)
         assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
         assert service.clock.monotonic() == 300 + 140
@@ -100,44 +99,35 @@ async def test_other_content_under_a_known_id_is_refused(service: FakeService) -
     async with tracking(service) as tracker:
         first = asyncio.create_task(tracker.sale(sale()))
         await asyncio.sleep(0)
-        with pytest.raises(payclient.DifferentRequestError):
-            await tracker.sale(other)
+        await error_of(payclient.DifferentRequestError, tracker.sale(other))
         pending = await first
-        with pytest.raises(payclient.DifferentRequestError):
-            await tracker.sale(other)
+        await error_of(payclient.DifferentRequestError, tracker.sale(other))
         service.decide("Aceptado")
         await outcome_of(service, pending)
-        with pytest.raises(payclient.DifferentRequestError) as raised:
-            await tracker.sale(other)
-        assert raised.value.client_transaction_id == "order-17"
+        error = await error_of(payclient.DifferentRequestError, tracker.sale(other))
+        assert error.client_transaction_id == "order-17"
     assert service.posted == {"order-17": 1}
 
 
 async def test_a_refusal_raises_and_allows_another_attempt(service: FakeService) -> None:
     """An error object created nothing: the caller may ask again, and that is a new attempt."""
-    ledger = MemoryLedger()
     service.scripts = [refuses(22)]
-    async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
+    async with tracking(service) as tracker:
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
         found = await pending_of(tracker)
         assert (found.state, found.outcome.paid) == (State.REFUSED, False)
         assert isinstance(found.outcome.error, payclient.RefusedError)
         assert found.outcome.error.error_code == 22
         await tracker.sale(sale(tax=200))  # other content is fine after a refusal
-    record = await record_in(ledger)
-    assert record.attempt == 2
+    assert (await record_in(service.ledger)).attempt == 2
 
 
 async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -> None:
     """ "Not found" twice, later than `absent_after` and a tenth of it apart: REFUSED, nothing was created."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        await service.clock.advance(599)
-        assert pending.state is State.UNKNOWN
-        await service.clock.advance(30)
-        assert pending.state is State.UNKNOWN
+    async with selling(service, lost_request) as (tracker, pending):
+        for seconds in (599, 30):
+            await service.clock.advance(seconds)
+            assert pending.state is State.UNKNOWN
         outcome = await outcome_of(service, pending)
         assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
         assert (await tracker.sale(sale())).state is State.PENDING
@@ -146,34 +136,26 @@ async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -
 
 async def test_without_a_query_by_client_id_nothing_proves_absence(service: FakeService) -> None:
     """The wait still ends, with `paid` None; the sale stays unknown for an operator."""
-    service.scripts = [lost_request]
-    profile = payclient.ServiceProfile(
-        not_found_codes=frozenset({20}),
-        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
-    )
-    async with tracking(service, profile=profile) as tracker:
-        outcome = await outcome_of(service, await tracker.sale(sale()))
+    by_id = StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    async with selling(service, lost_request, profile=attrs.evolve(PROFILE, status=by_id)) as (_, pending):
+        outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
     assert not service.queries
 
 
 async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService) -> None:
     """`StillPendingError` is a TimeoutError; waiting again goes on."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         wait = asyncio.create_task(pending.wait(timeout=5))
         await service.clock.advance(6)
-        with pytest.raises(payclient.StillPendingError):
-            await wait
+        await error_of(payclient.StillPendingError, wait)
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
 
 
 async def test_a_sale_that_is_found_late_is_waited_for_again(service: FakeService) -> None:
     """The service was silent until its wait had ended; then it says that the customer may still approve."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer) as (_, pending):
         service.status_scripts = [lambda: answer(500, {})] * 1000
         assert (await outcome_of(service, pending)).state is State.UNKNOWN
         service.status_scripts = []
@@ -190,9 +172,7 @@ async def test_a_sale_that_is_found_late_is_waited_for_again(service: FakeServic
 async def test_a_sale_whose_answer_is_written_late_is_waited_for_again(service: FakeService) -> None:
     """The ledger failed until its wait had ended: what it takes then is followed, and a new wait ends by it."""
     fails = True
-    ledger = FailingLedger(lambda name: name == "apply" and fails)
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, ledger=FailingLedger(lambda name: name == "apply" and fails)) as (_, pending):
         assert (await outcome_of(service, pending)).state is State.UNKNOWN
         service.decide("Aceptado")
         fails = False
@@ -204,8 +184,7 @@ async def test_a_sale_whose_answer_is_written_late_is_waited_for_again(service: 
 
 
 async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         await asyncio.gather(*(pending.check() for _ in range(10)))
         await pending.check()
         assert len(service.queries) == 1
@@ -216,61 +195,43 @@ async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
 
 async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> None:
     """What was sent is recorded before the tracker is gone."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service) as tracker:
         caller = asyncio.create_task(tracker.sale(sale()))
         await asyncio.sleep(0)
     await caller
-    record = await record_in(ledger)
-    assert record.state is State.PENDING
+    assert (await record_in(service.ledger)).state is State.PENDING
 
 
 async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) -> None:
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         wait = asyncio.create_task(pending.wait())
         await asyncio.sleep(0)
-    with pytest.raises(payclient.TrackerClosedError):
-        await wait
-    with pytest.raises(payclient.TrackerClosedError):
-        await pending.wait()
-    with pytest.raises(payclient.TrackerClosedError):
-        await tracker.sale(sale("another"))
+    for late in (wait, pending.wait(), tracker.sale(sale("another"))):
+        await error_of(payclient.TrackerClosedError, late)
 
 
 async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open(
     service: FakeService,
 ) -> None:
     """A crash left one SENDING and one PENDING: neither is sent again, both are decided."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await tracker.sale(sale("pending"))
-
-        died = asyncio.Event()
-
-        async def crash(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-            await before_send()
-            service.create(request)
-            await died.wait()
-            raise ConnectionResetError
-
-        service.scripts = [crash]
-        send = asyncio.create_task(tracker.sale(sale("sending", phone="0984111223")))
+    phones = {"pending": "0984111222", "sending": "0984111223"}
+    held = Held()
+    async with tracking(service) as tracker:
+        await tracker.sale(sale("pending", phones["pending"]))
+        service.scripts = [held]
+        send = asyncio.create_task(tracker.sale(sale("sending", phones["sending"])))
         await service.clock.advance(1)
-        snapshot = [record async for record in ledger.unfinished()]
+        snapshot = [record async for record in service.ledger.unfinished()]
         assert {record.state for record in snapshot} == {State.PENDING, State.SENDING}
         # The process dies here: a second tracker takes over the same ledger.
         service.decide("Aceptado", 1000)
         service.decide("Aceptado", 1001)
-        async with tracking(service, ledger) as after:
-            found = await pending_of(after, "sending")
-            assert found.state is State.UNKNOWN
-            for name in ("pending", "sending"):
-                sale_again = await after.sale(
-                    sale(name, phone="0984111222" if name == "pending" else "0984111223")
-                )
-                assert (await outcome_of(service, sale_again)).paid is True
-        died.set()
+        async with tracking(service, service.ledger) as after:
+            assert (await pending_of(after, "sending")).state is State.UNKNOWN
+            for name, phone in phones.items():
+                again = await after.sale(sale(name, phone))
+                assert (await outcome_of(service, again)).paid is True
+        held.go.set()
         await send
     assert service.posted == {"pending": 1, "sending": 1}
 
@@ -279,36 +240,31 @@ async def test_without_a_status_source_a_wait_ends_after_the_expiry(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It warns once at the start; `paid` stays None, and is not called unpaid by a clock."""
-    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
+    async with selling(service, profile=payclient.DOCUMENT) as (_, pending):
         assert "can never become True" in caplog.text
         assert 'a wait lasts until a notification or the expiry; give profile="payphone"' in caplog.text
-        outcome = await outcome_of(service, await tracker.sale(sale()))
+        outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
     assert 310 <= service.clock.monotonic() <= 312
 
 
 async def test_a_status_source_of_the_merchants_own(service: FakeService) -> None:
     """Another way to ask, and its faults end nothing."""
-    answers: list[payclient.StatusReport | Exception | None] = [
-        RuntimeError("down"),
-        payclient.StatusReport(state="Aceptado", transaction_id=1000),
-    ]
+    faults = [RuntimeError("down")]
 
     async def status(reference: payclient.TransactionRef) -> payclient.StatusReport | None:
         assert reference.client_transaction_id == "order-17"
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if faults:
+            raise faults.pop()
+        return payclient.StatusReport(state="Aceptado", transaction_id=1000)
 
-    async with tracking(service, profile=payclient.DOCUMENT, status=status) as tracker:
-        assert (await outcome_of(service, await tracker.sale(sale()))).paid is True
+    async with selling(service, profile=payclient.DOCUMENT, status=status) as (_, pending):
+        assert (await outcome_of(service, pending)).paid is True
 
 
 async def test_the_feed_has_decisions_presumptions_and_corrections(service: FakeService) -> None:
     """`outcomes()` gives EXPIRED, then ACCEPTED, each with its cursor, and goes on from one."""
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
+    async with selling(service) as (tracker, _):
         feed = tracker.outcomes()
         first = asyncio.ensure_future(anext(feed))
         await service.clock.advance(301)
@@ -319,57 +275,40 @@ async def test_the_feed_has_decisions_presumptions_and_corrections(service: Fake
         accepted = await second
         assert [expired.state, accepted.state] == [State.EXPIRED, State.ACCEPTED]
         assert accepted.cursor is not None
-        again = [await anext(tracker.outcomes(since=expired.cursor or 0))]
-        assert [outcome.cursor for outcome in again] == [accepted.cursor]
+        assert (await anext(tracker.outcomes(since=expired.cursor or 0))).cursor == accepted.cursor
 
 
 async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service: FakeService) -> None:
     async with tracking(service) as tracker:
         pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(2)]
         service.decide("Aceptado", 1001)
-        order = []
 
-        async def collect() -> None:
-            async for outcome in payclient.as_decided(pendings):
-                order.append(outcome.client_transaction_id)
+        async def collect() -> list[str]:
+            return [each.client_transaction_id async for each in payclient.as_decided(pendings)]
 
         task = asyncio.create_task(collect())
         await service.clock.advance(5)
         service.decide("Cancelado", 1000)
         await service.clock.advance(5)
-        await task
-    assert order == ["o1", "o0"]
+        assert await task == ["o1", "o0"]
 
 
 async def test_an_operators_word_during_the_send_stands(service: FakeService) -> None:
     """A late answer that the lifecycle does not take any more gives the ledger's record."""
-    ledger = MemoryLedger()
 
-    async def decided_meanwhile(
-        service: FakeService, request: HttpRequest, before_send: BeforeSend
-    ) -> HttpResponse:
-        await before_send()
-        record = await record_in(ledger)
-        await ledger.apply(record, NotSent(at=0.0))
-        return await service.take(request, _nothing)
+    async def decide() -> None:
+        await service.ledger.apply(await record_in(service.ledger), NotSent(at=0.0))
 
-    service.scripts = [decided_meanwhile]
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, when(decide)) as (_, pending):
         assert pending.state is State.REFUSED
-    with pytest.raises(payclient.TransitionError):
-        record = await record_in(ledger)
-        await ledger.apply(record, DecidedRefused(at=0.0, actor="Ana", reason="called"))
+    late = DecidedRefused(at=0.0, actor="Ana", reason="called")
+    await error_of(payclient.TransitionError, service.ledger.apply(await record_in(service.ledger), late))
 
 
-async def _nothing() -> None:
-    pass
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory:", "sqlite:"])
 async def test_a_ledger_of_another_service(service: FakeService, tmp_path: Path, kind: str) -> None:
     """A test system would not find what the real one charged, and prove it absent: the ledger is refused."""
-    ledger = MemoryLedger() if kind == "memory" else await SqliteLedger.open(str(tmp_path / "charges.db"))
+    ledger = await payclient.open_ledger(kind if kind == "memory:" else f"{kind}{tmp_path / 'charges.db'}")
 
     def tracker(base_url: str) -> payclient.Tracker:
         session = PaySession(base_url, "token", profile=PROFILE, transport=service)
@@ -407,24 +346,10 @@ def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:
 # --- What is written of a send that went wrong, and who may send
 
 
-async def broken_after(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The charge is executed, and then something of our own breaks."""
-    await before_send()
-    service.create(request)
-    return None  # type: ignore[return-value]  # a fault of the transport's
-
-
-async def broken_before(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """Something of our own breaks before the permit."""
-    return None  # type: ignore[return-value]  # as above
-
-
-@pytest.mark.parametrize("script", [lost_answer, broken_after], ids=["the network", "our own"])
+@pytest.mark.parametrize("script", [lost_answer, posted(1, broken)], ids=["the network", "our own"])
 async def test_a_fault_after_the_permit_proves_nothing(service: FakeService, script: Script) -> None:
     """Whatever breaks once the bytes may have left: unknown, found by the query, and never sent again."""
-    service.scripts = [script]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, script) as (tracker, pending):
         assert (pending.state, pending.outcome.paid, pending.transaction_id) == (State.UNKNOWN, None, None)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
         service.decide("Aceptado")
@@ -435,10 +360,9 @@ async def test_a_fault_after_the_permit_proves_nothing(service: FakeService, scr
 
 async def test_a_fault_of_ours_before_the_permit_leaves_nothing(service: FakeService) -> None:
     """It is raised, and the ledger has no row."""
-    service.scripts = [broken_before]
+    service.scripts = [broken]
     async with tracking(service) as tracker:
-        with pytest.raises(AttributeError):
-            await tracker.sale(sale())
+        await error_of(AttributeError, tracker.sale(sale()))
         assert await tracker.find("order-17") is None
         assert (await tracker.sale(sale())).state is State.PENDING
 
@@ -446,29 +370,17 @@ async def test_a_fault_of_ours_before_the_permit_leaves_nothing(service: FakeSer
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_send_that_is_cancelled_with_its_loop_is_unknown(service: FakeService, sent: bool) -> None:
     """A program that ends without closing its tracker cancels it: what may have left is not called unsent."""
-    ledger = MemoryLedger()
 
     async def main() -> None:
-        begun = asyncio.Event()
-
-        async def hanging(
-            service: FakeService, request: HttpRequest, before_send: BeforeSend
-        ) -> HttpResponse:
-            if sent:
-                await before_send()
-            begun.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        service.scripts = [hanging]
-        session = payclient.PaySession("https://pay.example", "token", profile=PROFILE, transport=service)
-        tracker = await payclient.Tracker(session, ledger, clock=service.clock).__aenter__()
+        service.scripts = [held := Held(FakeService.take if sent else broken)]
+        session = PaySession("https://pay.example", "token", profile=PROFILE, transport=service)
+        tracker = await payclient.Tracker(session, service.ledger, clock=service.clock).__aenter__()
         task = asyncio.create_task(tracker.sale(sale()))
-        await begun.wait()
+        await held.there.wait()
         del task
 
     asyncio.run(main())
-    record = asyncio.run(ledger.get("order-17"))
+    record = asyncio.run(service.ledger.get("order-17"))
     if sent:
         assert record is not None
         assert (record.state, record.evidence) == (State.UNKNOWN, Evidence.NO_ANSWER)
@@ -482,8 +394,7 @@ async def test_who_is_denied_the_permit_gets_the_sale_of_the_same_content(
     service: FakeService, tax: int
 ) -> None:
     """Both have looked before either was permitted. Another content is not taken for it: another amount was charged."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as first, tracking(service, ledger) as second:
+    async with tracking(service) as first, tracking(service, service.ledger) as second:
         one, other = await asyncio.gather(
             first.sale(sale()), second.sale(sale(tax=tax)), return_exceptions=True
         )
@@ -498,25 +409,16 @@ async def test_a_report_of_another_transaction_decides_nothing(
     service: FakeService, known: bool, word: str
 ) -> None:
     """Asked for ours, the service answers another's with our client transaction id and amount: a conflict."""
-    ledger = MemoryLedger()
-    service.scripts = [] if known else [lost_request]
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, *[] if known else [lost_request]) as (tracker, pending):
         if not known:
             await tracker.notify(hint())
-        report = {
-            "transactionId": 77, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD", "state": word,
-        }  # fmt: skip
-        empty = service.status
-        service.status = lambda path: (  # type: ignore[method-assign]  # by id another's
-            HttpResponse(200, {}, json.dumps(report).encode())
-            if path == "/api/Sale/1000"
-            else empty(path.replace("order-17", "none"))
-        )
+        service.add_sale(77, state=word)
+        others = service.sales.pop(77)
+        service.instead = lambda path: answer(200, others if path == "/api/Sale/1000" else [])
         await service.clock.advance(500)
         assert pending.transaction_id == (1000 if known else None)
         assert pending.outcome.paid is None
-    changes = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
+    changes = [each for each in await service.ledger.history("order-17") if each.event == "Conflicted"]
     assert any("77" in (change.detail or "") for change in changes)
 
 
@@ -527,40 +429,30 @@ async def test_a_report_of_anothers_sale_decides_nothing(
     service: FakeService, field: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of them alone is a conflict, which is written once and not at every query."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (_, pending):
         service.sales[1000] |= {"state": "Aceptado", field: value}
         assert (await outcome_of(service, pending)).paid is None
-    assert (await events_of(ledger)).count("Conflicted") == 1
+    assert (await events_of(service.ledger)).count("Conflicted") == 1
     assert field != "amount" or "amount 1151" in caplog.text
 
 
 async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeService) -> None:
     """Created, refused with its code and text, not sent, lost with the id that was seen."""
-
-    async def half(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        return HttpResponse(500, {}, json.dumps({"transactionId": 55}).encode())
-
-    ledger = MemoryLedger()
     service.scripts = [
-        refuses(800), seen_dead, half, FakeService.take, no_connection, no_connection, no_connection,
+        refuses(800), seen_dead, answers(500, {"transactionId": 55}), FakeService.take, *[no_connection] * 3,
     ]  # fmt: skip
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service) as tracker:
         began = service.clock.time()
-        with pytest.raises(payclient.ValidationFailedError):
-            await tracker.sale(sale("refused"))
-        with pytest.raises(payclient.NotSentError):
-            await tracker.sale(sale("dead"))
+        await error_of(payclient.ValidationFailedError, tracker.sale(sale("refused")))
+        await error_of(payclient.NotSentError, tracker.sale(sale("dead")))
         await tracker.sale(sale("half"))
         await tracker.sale(sale("created"))
-        with pytest.raises(payclient.NotSentError):
-            await tracker.sale(sale("never"))
+        await error_of(payclient.NotSentError, tracker.sale(sale("never")))
         assert await tracker.find("never") is None
         assert (await pending_of(tracker, "dead")).refusal == (Evidence.NOT_SENT, None)
+    ledger = service.ledger
     assert await ledger.get("never") is None
-    refused, dead, half_, created = [
+    refused, dead, half, created = [
         await record_in(ledger, key) for key in ("refused", "dead", "half", "created")
     ]
     assert (refused.state, refused.evidence) == (State.REFUSED, Evidence.ANSWER)
@@ -568,10 +460,10 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
         "ValidationFailedError", 800, ("general",),
     )  # fmt: skip
     assert (dead.state, dead.evidence) == (State.REFUSED, Evidence.NOT_SENT)
-    assert (half_.state, half_.evidence) == (State.UNKNOWN, Evidence.NO_ANSWER)
-    assert half_.expires_at == began + 30 + 300
-    assert (created.state, created.transaction_id) == (State.PENDING, 1000)
-    assert created.expires_at == began + 300
+    assert (half.state, half.evidence, half.expires_at) == (
+        State.UNKNOWN, Evidence.NO_ANSWER, began + 30 + 300,
+    )  # fmt: skip
+    assert (created.state, created.transaction_id, created.expires_at) == (State.PENDING, 1000, began + 300)
     assert "55" in str([change.detail for change in await ledger.history("half")])
     async with tracking(service, ledger) as tracker:
         assert (await tracker.sale(sale("dead"))).state is State.PENDING
@@ -595,21 +487,22 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
 
 
 @pytest.mark.parametrize(
-    "state", [State.UNKNOWN, State.PENDING, State.EXPIRED, State.ACCEPTED, State.CANCELLED]
-)
-async def test_what_another_tracker_sent_is_not_sent_again(service: FakeService, state: State) -> None:
+    ("state", "script", "word", "seconds"),
+    [
+        (State.UNKNOWN, lost_answer, "Pendiente", 0), (State.PENDING, FakeService.take, "Pendiente", 0),
+        (State.EXPIRED, FakeService.take, "Pendiente", 301), (State.ACCEPTED, FakeService.take, "Aceptado", 60),
+        (State.CANCELLED, FakeService.take, "Cancelado", 60),
+    ],
+)  # fmt: skip
+async def test_what_another_tracker_sent_is_not_sent_again(
+    service: FakeService, state: State, script: Script, word: str, seconds: float
+) -> None:
     """The ledger alone knows of it: the same sale is returned, other content is refused, and no POST is begun."""
-    service.scripts = [lost_answer] if state is State.UNKNOWN else []
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as first, tracking(service, ledger) as second:
-        await first.sale(sale())
-        if state in (State.ACCEPTED, State.CANCELLED):
-            service.decide("Aceptado" if state is State.ACCEPTED else "Cancelado")
-            await service.clock.advance(60)
-        if state is State.EXPIRED:
-            await service.clock.advance(301)
-        with pytest.raises(payclient.DifferentRequestError):
-            await second.sale(sale(tax=151))
+    async with tracking(service, ledger) as second, selling(service, script, ledger=ledger):
+        service.decide(word)
+        await service.clock.advance(seconds)
+        await error_of(payclient.DifferentRequestError, second.sale(sale(tax=151)))
         again = await second.sale(sale())
         assert (again.state, again.attempt) == (state, 1)
     assert service.begun == 1
@@ -623,9 +516,7 @@ async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeServic
         service.create(request)  # whose answer was lost
         return await service.take(request, before_send)
 
-    service.scripts = [twice]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, twice) as (_, pending):
         assert (pending.state, service.posted) == (State.UNKNOWN, {"order-17": 1})
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True

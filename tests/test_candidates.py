@@ -8,12 +8,15 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import SharedLedger
+from fake_ledgers import HookedLedger, SharedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     Script,
     answer,
+    answers,
+    error_of,
     events_of,
     form,
     hint,
@@ -21,18 +24,23 @@ from fake_service import (
     lost_request,
     outcome_of,
     pending_of,
+    posted,
     refusal,
     sale,
+    selling,
     tracking,
+    when,
 )
-from payclient.events import Event, Evidence, Lost, Notified
+from payclient.events import Evidence
 from payclient.ledger import Ledger
-from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 
 Receipt, State = payclient.Receipt, payclient.State
+
+#: The charge is executed; the answer names it and is no success.
+FAILS_WITH_AN_ID = posted(1, answers(500, {"transactionId": 1000}))
 
 
 class Lagging(FakeService):
@@ -57,22 +65,9 @@ def service() -> Lagging:
     return Lagging()
 
 
-def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Script:
-    """The charge is executed; the answer names it and is no success."""
-
-    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        created = service.create(request)
-        return answer(status, {"transactionId": transaction_id or created})
-
-    return script
-
-
 async def test_a_forged_candidate_does_not_mute_the_genuine_one(service: Lagging) -> None:
     """A second id is another candidate and worth its query, whatever became of the first; so are a third, a fourth."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer) as (tracker, pending):
         await service.clock.advance(20)
         for number in (777, 778, 779):
             assert await tracker.notify(hint(number)) is Receipt.MATCHED
@@ -84,14 +79,11 @@ async def test_a_forged_candidate_does_not_mute_the_genuine_one(service: Lagging
 
 @pytest.mark.parametrize("transaction_id", [1000, 2000], ids=["ours", "nobody's"])
 async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
-    transaction_id: int, ledger: Ledger
+    service: Lagging, transaction_id: int, ledger: Ledger
 ) -> None:
     """A flood of one forged notification: a query a second, and one row."""
-    service = Lagging()
-    service.scripts = [lost_answer]
     service.lags = transaction_id != 1000
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer, ledger=ledger) as (tracker, pending):
         await pending.check()
         await tracker.notify(hint(transaction_id))
         await service.clock.advance(30)
@@ -103,12 +95,9 @@ async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
         assert len(await events_of(ledger)) <= written + 1
 
 
-async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: Ledger) -> None:
+async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(service: Lagging, ledger: Ledger) -> None:
     """A hundred forged ids a second: one query a second, few rows; and a genuine one is found within seconds."""
-    service = Lagging()
-    service.scripts = [lost_answer]
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer, ledger=ledger) as (tracker, pending):
         await service.clock.advance(10)
         before = len(service.queries)
         for second in range(10):
@@ -134,9 +123,7 @@ async def test_a_candidate_that_does_not_match_binds_nothing(
     service: Lagging, changes: dict[str, object]
 ) -> None:
     """Whatever its state: another's transaction is not our sale, and its report is shown to nobody."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_request) as (tracker, pending):
         service.add_sale(2000, **changes)
         await tracker.notify(hint(2000))
         for _ in range(10):
@@ -148,9 +135,7 @@ async def test_a_candidate_that_does_not_match_binds_nothing(
 
 async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
     """The service's word that it is somebody else's ends it, however often it is named again."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_request) as (tracker, pending):
         service.add_sale(2000, clientTransactionId="order-18")
         await tracker.notify(hint(2000))
         await service.clock.advance(5)
@@ -167,15 +152,8 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
 
 async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: Lagging) -> None:
     """The query by the named id fails for ever: "not found" by the other id proves nothing, and nothing is sent."""
-    service.scripts = [fails_with_an_id()]
-    shipped = service.status
-
-    def status(path: str) -> HttpResponse:
-        return answer(400, {}) if path == "/api/Sale/1000" else shipped(path)
-
-    service.status = status  # type: ignore[method-assign]  # this id's query is broken
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    service.instead = lambda path: answer(400, {}) if path == "/api/Sale/1000" else None
+    async with selling(service, FAILS_WITH_AN_ID) as (tracker, pending):
         outcome = await outcome_of(service, pending)
         assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
         await service.clock.advance(10_000)
@@ -189,11 +167,9 @@ async def test_absence_is_proven_once_every_candidate_is_not_found_too(
     service: Lagging, heard: float, count: int
 ) -> None:
     """Forged ids delay the proof and do not prevent it: each is asked once more between the two proofs."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    forged = range(777, 777 + count)
+    async with selling(service, lost_request) as (tracker, pending):
         await service.clock.advance(heard)
-        forged = range(777, 777 + count)
         for number in forged:
             await tracker.notify(hint(number))
         await service.clock.advance(590 - heard)
@@ -206,9 +182,7 @@ async def test_absence_is_proven_once_every_candidate_is_not_found_too(
 
 async def test_a_notification_between_the_two_proofs_undoes_the_first(service: Lagging) -> None:
     """Whatever it names is asked for, and the time between two proofs begins anew."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer) as (tracker, pending):
         await service.clock.advance(630)
         assert pending.state is State.UNKNOWN
         await tracker.notify(hint(777))
@@ -220,65 +194,32 @@ async def test_a_notification_between_the_two_proofs_undoes_the_first(service: L
         assert pending.outcome.paid is True
 
 
-class SlowToTell(MemoryLedger):
-    """A ledger that takes a notification at once, and says so when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken, self.go = asyncio.Event(), asyncio.Event()
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        after = await super().apply(record, event)
-        if isinstance(event, Notified):
-            self.taken.set()
-            await self.go.wait()
-        return after
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_absence_is_not_proven_while_a_notification_is_written(
-    service: Lagging, cancelled: bool
-) -> None:
-    """It is in the ledger, and whoever brought it has not heard so yet, or never will: it is queried first."""
-    service.scripts = [lost_answer]
-    ledger = SlowToTell()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+@pytest.mark.parametrize("by", ["a slow write", "a cancelled caller", "a process that died"])
+async def test_absence_is_not_proven_while_a_notification_is_not_heard_of(service: Lagging, by: str) -> None:
+    """It is in the ledger: whoever brought it does not know yet or never will, or was another process."""
+    gate, shared = Gate(), SharedLedger()
+    ledger = shared if by == "a process that died" else HookedLedger(after={"Notified": gate})
+    async with selling(service, lost_answer, ledger=ledger) as (tracker, pending):
         service.decide("Aceptado")
         await service.clock.advance(630)
-        notified = asyncio.ensure_future(tracker.notify(hint(1000)))
-        await ledger.taken.wait()
-        if cancelled:
-            notified.cancel()
+        if ledger is shared:
+            shared.watchers.clear()  # nobody hears anything any more
+            async with tracking(service, SharedLedger(shared)) as other:
+                await other.notify(hint(1000))
+        else:
+            notified = asyncio.ensure_future(tracker.notify(hint(1000)))
+            await gate.there.wait()
+            if by == "a cancelled caller":
+                notified.cancel()
         await service.clock.advance(45)
         assert pending.outcome.paid is True
-        ledger.go.set()
-    assert "ProvenAbsent" not in await events_of(ledger)
-
-
-async def test_absence_is_not_proven_by_a_process_that_did_not_hear_of_a_notification(
-    service: Lagging,
-) -> None:
-    """Another process of the ledger took it, and died: what it named is queried before anything is proven."""
-    service.scripts = [lost_answer]
-    ledger = SharedLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Aceptado")
-        await service.clock.advance(630)
-        ledger.watchers.clear()  # nobody hears anything any more
-        async with tracking(service, SharedLedger(ledger)) as other:
-            await other.notify(hint(1000))
-        await service.clock.advance(45)
-        assert pending.outcome.paid is True
+        gate.go.set()
     assert "ProvenAbsent" not in await events_of(ledger)
 
 
 async def test_absence_is_not_proven_where_more_ids_came_than_are_kept(service: Lagging) -> None:
     """One of those that were dropped may have been ours: an operator decides."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_request) as (tracker, pending):
         for number in range(17):
             await tracker.notify(hint(2000 + number))
         outcome = await outcome_of(service, pending)
@@ -289,32 +230,27 @@ async def test_absence_is_not_proven_where_the_named_id_cannot_be_asked(
     service: Lagging, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A profile without a query by transaction id: the sale stays unknown, and a warning says why."""
-    service.scripts = [fails_with_an_id()]
-    profile = payclient.ServiceProfile(
-        not_found_codes=frozenset({20}),
-        status=StatusProfile(
-            by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
-        ),
+    by_client = StatusProfile(
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
     )
-    async with tracking(service, profile=profile) as tracker:
-        pending = await tracker.sale(sale())
+    profile = attrs.evolve(PROFILE, status=by_client)
+    async with selling(service, FAILS_WITH_AN_ID, profile=profile) as (_, pending):
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
     assert "named that cannot be queried" in caplog.text
 
 
-@pytest.mark.parametrize("notified", [False, True], ids=["answer", "notification"])
-async def test_a_candidate_survives_a_restart(notified: bool, ledger: Ledger) -> None:
+@pytest.mark.parametrize(
+    ("script", "named"), [(FAILS_WITH_AN_ID, ()), (lost_answer, (777, 1000))], ids=["answer", "notification"]
+)
+async def test_a_candidate_survives_a_restart(
+    service: Lagging, script: Script, named: tuple[int, ...], ledger: Ledger
+) -> None:
     """It stands in the ledger, also where the process ended before it asked, and binds the sale afterwards."""
-    service = Lagging()
-    service.scripts = [lost_answer if notified else fails_with_an_id()]
-    async with tracking(
-        service, ledger, attrs.evolve(PROFILE, status=None)
-    ) as tracker:  # nothing is asked yet
-        await tracker.sale(sale())
-        if notified:
-            for number in (777, 1000):
-                await tracker.notify(hint(number))
+    blind = attrs.evolve(PROFILE, status=None)  # nothing is asked yet
+    async with selling(service, script, ledger=ledger, profile=blind) as (tracker, _):
+        for number in named:
+            await tracker.notify(hint(number))
     service.decide("Aceptado")
     async with tracking(service, ledger) as tracker:
         pending = await pending_of(tracker)
@@ -324,12 +260,12 @@ async def test_a_candidate_survives_a_restart(notified: bool, ledger: Ledger) ->
     assert service.posted == {"order-17": 1}
 
 
-async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Ledger) -> None:
+async def test_an_early_candidate_survives_a_crash_before_the_answer(
+    service: Lagging, ledger: Ledger
+) -> None:
     """Notified while it was being sent, and then the process ends: its id is asked for by the next one."""
-    service = Lagging()
-    record = Record(
-        client_transaction_id="order-17", amount=1150, currency="USD", created_at=service.clock.time()
-    )
+    now = service.clock.time()
+    record = Record(client_transaction_id="order-17", amount=1150, currency="USD", created_at=now)
     async with tracking(service, ledger) as tracker:
         await ledger.permit(record)  # as of a process that dies while it sends
         assert await tracker.notify(hint(1000)) is Receipt.EARLY
@@ -339,31 +275,14 @@ async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Led
         assert (await outcome_of(service, pending, ledger=ledger)).transaction_id == 1000
 
 
-class FailingLate(MemoryLedger):
-    """A ledger that carries out one write and says that it failed."""
-
-    fails = True
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        after = await super().apply(record, event)
-        if isinstance(event, Lost) and self.fails:
-            self.fails = False
-            raise payclient.LedgerUnavailableError("disk I/O error")
-        return after
-
-
 async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: Lagging) -> None:
     """The end of a send is written, and its commit fails: what was named meanwhile is asked for all the same."""
-    ledger = FailingLate()
 
-    async def notified(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        number = service.create(request)
-        assert await tracker.notify(hint(number)) is Receipt.EARLY
-        raise ConnectionResetError
+    async def notified() -> None:
+        assert await tracker.notify(hint(1000)) is Receipt.EARLY
 
-    service.scripts = [notified]
-    async with tracking(service, ledger) as tracker:
+    service.scripts = [posted(1, when(notified, lost_request))]
+    async with tracking(service, HookedLedger(after={"Lost": once(disk_full)})) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).transaction_id == 1000
@@ -374,9 +293,7 @@ async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: L
 
 async def test_two_proofs_at_once_are_one(service: Lagging) -> None:
     """However often it is checked, they are a tenth of `absent_after` apart."""
-    service.scripts = [lost_request]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_request) as (_, pending):
         await service.clock.advance(600)
         for _ in range(50):
             await pending.check()
@@ -388,9 +305,7 @@ async def test_two_proofs_at_once_are_one(service: Lagging) -> None:
 
 async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> None:
     """Not found, then seen in whatever state, then not found: the first "not found" counts no more."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer) as (_, pending):
         await service.clock.advance(630)
         service.lags = False
         service.decide("Rara")  # a word that the profile does not map: seen, and no verdict
@@ -403,33 +318,22 @@ async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> Non
         assert (await pending.check()).paid is True
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["prepared", "lost"])
-async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: bool) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [answers(200, {"paymentId": "p", "payWithCard": "https://pay.example/c"}), lost_request],
+    ids=["prepared", "lost"],
+)
+async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, script: Script) -> None:
     """Nobody has paid it, so it is not found: that says nothing about whether it exists."""
-
-    async def prepares(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        if lost:
-            raise ConnectionResetError
-        return answer(200, {"paymentId": "p", "payWithCard": "https://pay.example/c"})
-
-    service.scripts = [prepares]
-    request = form("order-17")
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        try:
-            await tracker.prepare(request)
-        except payclient.OutcomeUnknownError:
-            assert lost
-    async with tracking(service, ledger) as tracker:
+    service.scripts = [script]
+    async with tracking(service) as tracker:
+        preparing = tracker.prepare(form("order-17"))
+        await (error_of(payclient.OutcomeUnknownError, preparing) if script is lost_request else preparing)
+    async with tracking(service, service.ledger) as tracker:
         await service.clock.advance(4000)
-        pending = await pending_of(tracker)
-        assert pending.outcome.paid is None
-        assert (
-            5 < len(service.queries) < 100
-        )  # and not once a second from the day on which it could be absent
-        with pytest.raises(payclient.DifferentRequestError):
-            await tracker.prepare(request)
+        assert (await pending_of(tracker)).outcome.paid is None
+        assert 5 < len(service.queries) < 100  # not once a second from the day on which it could be absent
+        await error_of(payclient.DifferentRequestError, tracker.prepare(form("order-17")))
 
 
 async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagging) -> None:
@@ -441,9 +345,7 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
             amount=1150, currency="USD",
         )  # fmt: skip
 
-    service.scripts = [lost_answer]
-    async with tracking(service, status=source) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, lost_answer, status=source) as (tracker, pending):
         await tracker.notify(hint(777))
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -13,26 +13,35 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import HookedLedger, disk_full
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     Script,
     answer,
     answers,
+    collected_by,
+    error_of,
+    events_of,
     form,
+    held_by,
     hint,
     lost_answer,
     lost_request,
     outcome_of,
     pending_of,
+    posted,
     record_in,
     refusal,
+    refuses,
     sale,
+    tracking,
+    when,
 )
-from payclient.events import Created, Event, Evidence, Lost
+from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -47,6 +56,8 @@ class Accounts(FakeService):
         #: Token -> account; a token that is not here is answered 401.
         self.accounts = {"token-1": "shop", "token-2": "other"}
         self.owners: dict[int, str] = {}
+        #: The shop's ledger.
+        self.book: Ledger = MemoryLedger()
         #: What every token was asked for.
         self.asked: list[tuple[str, str]] = []
 
@@ -69,10 +80,8 @@ class Accounts(FakeService):
                 self.owners[created] = account
 
     def seen_by(self, account: str, path: str) -> HttpResponse:
-        everything, self.sales = (
-            self.sales,
-            {number: each for number, each in self.sales.items() if self.owners[number] == account},
-        )
+        everything = self.sales
+        self.sales = {number: each for number, each in everything.items() if self.owners[number] == account}
         try:
             found = self.status(path)
         finally:
@@ -85,93 +94,98 @@ def service() -> Accounts:
     return Accounts()
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    return MemoryLedger()
-
-
-@asynccontextmanager
-async def tracking(
-    service: FakeService,
-    ledger: Ledger,
-    token: str | Callable[[], Awaitable[str]],
-    profile: payclient.ServiceProfile = PROFILE,
-) -> AsyncIterator[payclient.Tracker]:
-    session = payclient.PaySession("https://pay.example", token, profile=profile, transport=service)
-    async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
-        yield tracker
-
-
-async def sold(
-    service: Accounts, ledger: Ledger, *scripts: Script, ids: Sequence[str] = ("order-17",)
-) -> None:
-    """Sales of two customers under the first token, by a process that ends then."""
-    service.scripts = list(scripts)
-    async with tracking(service, ledger, "token-1") as tracker:
-        for identifier in ids:
-            await tracker.sale(sale(identifier, "0984111222" if identifier == "order-17" else "0984111333"))
-
-
-async def ended(service: Accounts, ledger: Ledger, token: str) -> payclient.Outcome:
-    """What a process with this token says at the end."""
-    async with tracking(service, ledger, token) as tracker:
-        return await outcome_of(service, await pending_of(tracker))
-
-
 BOTH = ("order-17", "order-18")
 
 
+def push(identifier: str = "order-17") -> payclient.SaleRequest:
+    """A sale of a customer of its own."""
+    return sale(identifier, "0984111222" if identifier == "order-17" else "0984111333")
+
+
+def under(
+    service: Accounts, token: str | Callable[[], Awaitable[str]], profile: payclient.ServiceProfile = PROFILE
+) -> AbstractAsyncContextManager[payclient.Tracker]:
+    """A process of the shop with this token."""
+    return tracking(service, service.book, profile, token=token)
+
+
+async def sold(service: Accounts, *scripts: Script, ids: Sequence[str] = ("order-17",)) -> None:
+    """Sales under the first token, by a process that ends then."""
+    service.scripts = list(scripts)
+    async with under(service, "token-1") as tracker:
+        for identifier in ids:
+            await tracker.sale(push(identifier))
+
+
+async def sold_by_other(service: Accounts, *ids: str) -> None:
+    """Sales of the other account, from a ledger of its own."""
+    async with tracking(service, MemoryLedger(), token="token-2") as tracker:
+        for identifier in ids:
+            await tracker.sale(push(identifier))
+
+
+async def ended(service: Accounts, token: str) -> payclient.Outcome:
+    """What a process with this token says at the end."""
+    async with under(service, token) as tracker:
+        return await outcome_of(service, await pending_of(tracker))
+
+
+async def another(service: Accounts, *ids: str) -> Accounts:
+    """Another shop's service, which counts from one number too, and answers short reports of its first sale."""
+    other = Accounts()
+    other.clock, other.book = service.clock, service.book
+    await sold_by_other(other, *ids)
+    other.sales[1000]["clientTransactionId"] = None
+    return other
+
+
 async def test_another_accounts_not_found_proves_nothing(
-    service: Accounts, ledger: Ledger, caplog: pytest.LogCaptureFixture
+    service: Accounts, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An executed charge stays unknown under another token, is not sent again, and one warning says why."""
-    await sold(service, ledger, lost_answer, lost_answer, ids=BOTH)
+    await sold(service, lost_answer, lost_answer, ids=BOTH)
     service.decide("Aceptado")
-    async with tracking(service, ledger, "token-2") as tracker:
-        for identifier in ("order-17", "order-18"):
+    async with under(service, "token-2") as tracker:
+        for identifier in BOTH:
             outcome = await outcome_of(service, await pending_of(tracker, identifier))
             assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
         await service.clock.advance(100_000)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
-    assert [
-        record.message for record in caplog.records if "one ledger for each account" in record.message
-    ] == [
+    assert [each for each in caplog.messages if "one ledger for each account" in each] == [
         'order-17: sent under another token than the one in use, whose "not found" proves nothing; '
         "use one ledger for each account"
     ]
-    assert (await ended(service, ledger, "token-1")).paid is True
+    assert (await ended(service, "token-1")).paid is True
     assert service.posted == {"order-17": 1, "order-18": 1}
     assert "token-" not in caplog.text
 
 
-async def test_the_same_token_proves_absence(service: Accounts, ledger: Ledger) -> None:
+async def test_the_same_token_proves_absence(service: Accounts) -> None:
     """After a restart too: the digest stands in the ledger."""
-    await sold(service, ledger, lost_request)
-    outcome = await ended(service, ledger, "token-1")
+    await sold(service, lost_request)
+    outcome = await ended(service, "token-1")
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
-@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize(
+    ("owner", "state", "paid"), [("shop", State.REFUSED, False), ("other", State.UNKNOWN, None)]
+)
 async def test_a_rotated_token_proves_itself_by_what_it_finds(
-    sees: bool, service: Accounts, ledger: Ledger
+    service: Accounts, owner: str, state: State, paid: bool | None
 ) -> None:
     """A token that finds what the old one made is the same account's; one that finds nothing of it is not."""
-    await sold(service, ledger, lost_request, ids=BOTH)
-    service.accounts = {"token-9": "shop" if sees else "other"}
-    outcome = await ended(service, ledger, "token-9")
-    assert outcome.paid is (False if sees else None)
-    assert outcome.state is (State.REFUSED if sees else State.UNKNOWN)
+    await sold(service, lost_request, ids=BOTH)
+    service.accounts = {"token-9": owner}
+    outcome = await ended(service, "token-9")
+    assert (outcome.state, outcome.paid) == (state, paid)
 
 
-async def test_what_another_account_made_under_the_same_ids_proves_no_account(
-    service: Accounts, ledger: Ledger
-) -> None:
+async def test_what_another_account_made_under_the_same_ids_proves_no_account(service: Accounts) -> None:
     """Only the transaction that our own answer named says whose it is: another's order-18 looks like ours."""
-    await sold(service, ledger, lost_request, lost_request, ids=BOTH)
+    await sold(service, lost_request, lost_request, ids=BOTH)
     # As another shop of the same merchant may have sent it, from another ledger.
-    async with tracking(service, MemoryLedger(), "token-2") as tracker:
-        await tracker.sale(sale("order-18", "0984111333"))
-    async with tracking(service, ledger, "token-2") as tracker:
+    await sold_by_other(service, "order-18")
+    async with under(service, "token-2") as tracker:
         await service.clock.advance(100)
         outcome = await outcome_of(service, await pending_of(tracker))
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
@@ -180,141 +194,115 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
 @pytest.mark.parametrize("named", [False, True], ids=["by client id", "by a candidate"])
 @pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
 async def test_another_accounts_sale_of_the_same_id_decides_nothing(
-    service: Accounts, ledger: Ledger, state: str, named: bool, caplog: pytest.LogCaptureFixture
+    service: Accounts, state: str, named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its order has our id, amount and currency: our unknown sale stays unknown, with one conflict."""
-    await sold(service, ledger, lost_answer)
-    async with tracking(service, MemoryLedger(), "token-2") as tracker:
-        theirs = (await tracker.sale(sale())).transaction_id
-        assert theirs is not None
-        service.decide(state, theirs)
-    async with tracking(service, ledger, "token-2") as tracker:
+    await sold(service, lost_answer)
+    await sold_by_other(service, "order-17")
+    service.decide(state, 1001)
+    async with under(service, "token-2") as tracker:
         if named:
-            await tracker.notify(hint(theirs))
+            await tracker.notify(hint(1001))
         outcome = await outcome_of(service, await pending_of(tracker))
         assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, None)
-    events = [change.event for change in await ledger.history("order-17")]
-    assert events.count("Conflicted") == 1
+    assert (await events_of(service.book)).count("Conflicted") == 1
     service.decide("Cancelado")
-    outcome = await ended(service, ledger, "token-1")
+    outcome = await ended(service, "token-1")
     assert (outcome.state, outcome.transaction_id) == (State.CANCELLED, 1000)
     assert service.posted == {"order-17": 2}
     assert sum("found under other credentials" in each for each in caplog.messages) == 1
 
 
-async def test_another_account_takes_no_candidate_away(service: Accounts, ledger: Ledger) -> None:
+async def test_another_account_takes_no_candidate_away(service: Accounts) -> None:
     """Their transaction of that number is another order's; ours of the same number is asked for under our token."""
     service.scripts = [lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
+    async with under(service, "token-1") as tracker:
         await tracker.sale(sale())
         await tracker.notify(hint(1001))
-    async with tracking(service, MemoryLedger(), "token-2") as tracker:
-        assert (await tracker.sale(sale("order-18"))).transaction_id == 1001
-    await ended(service, ledger, "token-2")
-    record = await record_in(ledger)
-    assert record.candidate_ids == (1001,)
+    await sold_by_other(service, "order-18")
+    assert service.owners[1001] == "other"
+    await ended(service, "token-2")
+    assert (await record_in(service.book)).candidate_ids == (1001,)
 
 
-async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts, ledger: Ledger) -> None:
+async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts) -> None:
     """After a long stop all that was pending is expired; what it finds of one teaches about an unknown one."""
-    await sold(service, ledger, FakeService.take, lost_answer, ids=BOTH[::-1])
+    await sold(service, FakeService.take, lost_answer, ids=BOTH[::-1])
     service.decide("Aceptado", 1001)
     service.accounts = {"token-9": "shop"}
     await service.clock.advance(3600)
-    async with tracking(service, ledger, "token-9") as tracker:
+    async with under(service, "token-9") as tracker:
         await outcome_of(service, await pending_of(tracker, "order-18"))
         assert (await outcome_of(service, await pending_of(tracker))).paid is True
 
 
-async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, ledger: Ledger) -> None:
-    """Its customer came back cancelled, and another account's form of the same id is cancelled: ours is not."""
-    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    async with tracking(service, ledger, "token-1", profile) as tracker:
-        await tracker.prepare(form())
-    service.pay("form-1", statusCode=2, transactionStatus="Canceled")
-    service.owners[5001] = "other"
-    async with tracking(service, ledger, "token-2", profile) as tracker:
-        outcome = await tracker.returned("id=0&clientTransactionId=form-1")
-        assert (outcome.state, outcome.paid) == (State.PENDING, None)
+FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 
-async def test_a_form_is_not_cancelled_by_a_query_that_finds_another_accounts(
-    service: Accounts, ledger: Ledger
-) -> None:
-    """The same without anybody coming back: ours may still be paid, and holds its purchase."""
-    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    async with tracking(service, ledger, "token-1", profile) as tracker:
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, comes_back: bool) -> None:
+    """Another account's form of the same id is cancelled: ours may still be paid, and holds its purchase.
+
+    Also where its customer came back cancelled.
+    """
+    async with under(service, "token-1", FORMS) as tracker:
         await tracker.prepare(form(), purchase="cart-1")
     service.pay("form-1", statusCode=2, transactionStatus="Canceled")
     service.owners[5001] = "other"
-    async with tracking(service, ledger, "token-2", profile) as tracker:
+    async with under(service, "token-2", FORMS) as tracker:
+        if comes_back:
+            outcome = await tracker.returned("id=0&clientTransactionId=form-1")
+            assert (outcome.state, outcome.paid) == (State.PENDING, None)
         await service.clock.advance(200)
         assert (await pending_of(tracker, "form-1")).outcome.paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale(), purchase="cart-1")
+        await held_by(tracker, "cart-1")
 
 
-async def test_a_number_and_an_id_of_two_transactions_prove_no_account(
-    service: Accounts, ledger: Ledger
-) -> None:
+async def test_a_number_and_an_id_of_two_transactions_prove_no_account(service: Accounts) -> None:
     """Another account has our number for one sale and our client transaction id for another: both are cancelled."""
-    await sold(service, ledger)
+    await sold(service)
     service.decide("Aceptado")
-    other = Accounts()
-    other.clock = service.clock
-    async with tracking(other, MemoryLedger(), "token-2") as tracker:
-        await tracker.sale(sale("another-1", "0984111444"))
-        await tracker.sale(sale())
+    other = await another(service, "another-1", "order-17")
     for number in (1000, 1001):
         other.decide("Cancelado", number)
-    other.sales[1000]["clientTransactionId"] = None  # a short report
-    async with tracking(other, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await pending_of(tracker))).paid is None
-    assert (await ended(service, ledger, "token-1")).paid is True
+    assert (await ended(other, "token-2")).paid is None
+    assert (await ended(service, "token-1")).paid is True
 
 
-async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledger) -> None:
+async def test_a_number_alone_proves_no_account(service: Accounts) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
-    await sold(service, ledger, FakeService.take, lost_answer, ids=BOTH[::-1])
+    await sold(service, FakeService.take, lost_answer, ids=BOTH[::-1])
     service.decide("Aceptado", 1001)
-    other = Accounts()
-    other.clock = service.clock
-    async with tracking(other, MemoryLedger(), "token-2") as tracker:
-        await tracker.sale(sale("another-1", "0984111444"))
-    other.sales[1000]["clientTransactionId"] = None  # a short report
-    async with tracking(other, ledger, "token-2") as tracker:
+    other = await another(service, "another-1")
+    async with under(other, "token-2") as tracker:
         await service.clock.advance(100)
         assert (await outcome_of(service, await pending_of(tracker))).paid is None
         await tracker.sale(sale())
     assert other.posted == {"another-1": 1}
-    assert (await ended(service, ledger, "token-1")).paid is True
+    assert (await ended(service, "token-1")).paid is True
     assert service.posted == {"order-18": 1, "order-17": 1}
 
 
-@pytest.mark.parametrize("state", ["Aceptado", "Cancelado"])
+@pytest.mark.parametrize(("theirs", "ours"), [("Aceptado", "Cancelado"), ("Cancelado", "Aceptado")])
 async def test_a_number_alone_decides_nothing_under_another_token(
-    service: Accounts, ledger: Ledger, state: str
+    service: Accounts, theirs: str, ours: str
 ) -> None:
     """Another account's transaction has our number and amount, and none there has our client transaction id."""
-    await sold(service, ledger)
-    other = Accounts()
-    other.clock = service.clock
-    async with tracking(other, MemoryLedger(), "token-2") as tracker:
-        await tracker.sale(sale("another-1", "0984111444"))
-    other.decide(state)
-    other.sales[1000]["clientTransactionId"] = None  # a short report
-    async with tracking(other, ledger, "token-2") as tracker:
+    await sold(service)
+    other = await another(service, "another-1")
+    other.decide(theirs)
+    async with under(other, "token-2") as tracker:
         assert (await outcome_of(service, await pending_of(tracker))).paid is None
         await service.clock.advance(2000)
         assert (await pending_of(tracker)).outcome.paid is None
-    service.decide("Aceptado" if state == "Cancelado" else "Cancelado")
-    async with tracking(service, ledger, "token-1") as tracker:
-        assert (await (await pending_of(tracker)).check()).paid is (state == "Cancelado")
+    service.decide(ours)
+    async with under(service, "token-1") as tracker:
+        assert (await (await pending_of(tracker)).check()).paid is (ours == "Aceptado")
 
 
-async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledger: Ledger) -> None:
+async def test_a_rotated_token_decides_by_short_reports(service: Accounts) -> None:
     """A report without our client transaction id proves no account, and the query by that id finds the sale."""
-    await sold(service, ledger)
+    await sold(service)
     service.accounts = {"token-9": "shop"}
     service.decide("Aceptado")
     shipped = service.status
@@ -324,131 +312,95 @@ async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledge
         return HttpResponse(found.status, {}, found.body.replace(b"clientTransactionId", b"other"))
 
     service.status = short  # type: ignore[method-assign]  # reports without our id
-    assert (await ended(service, ledger, "token-9")).paid is True
+    assert (await ended(service, "token-9")).paid is True
     assert [path for _, path in service.asked] == ["/api/Sale/1000", "/api/Sale/client/order-17"]
-
-
-class Endless(MemoryLedger):
-    """A ledger that cannot take the ends of sends."""
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        if isinstance(event, Created | Lost):
-            raise payclient.LedgerUnavailableError("disk full")
-        return await super().apply(record, event)
 
 
 @pytest.mark.parametrize("token", ["token-1", "token-2"])
 async def test_what_was_found_is_never_proven_absent(service: Accounts, token: str) -> None:
     """Found pending while it counted as being sent, and never again: a wait ends, and nothing is sent again."""
-    ledger = Endless()
-    async with tracking(service, ledger, "token-1") as tracker:
+    service.book = HookedLedger(before={"Created": disk_full, "Lost": disk_full})
+    async with under(service, "token-1") as tracker:
         await tracker.sale(sale())
         await service.clock.advance(20)
-    assert (await record_in(ledger)).transaction_id == 1000
+    assert (await record_in(service.book)).transaction_id == 1000
     service.sales.clear()
-    async with tracking(service, ledger, token) as tracker:
+    async with under(service, token) as tracker:
         outcome = await outcome_of(service, await pending_of(tracker))
         assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, 1000)
         await tracker.sale(sale())
     assert service.posted == {"order-17": 1}
 
 
-async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Accounts, ledger: Ledger) -> None:
+async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Accounts) -> None:
     """A callable gives another token while a request waits for its connection: that one goes with the old."""
-    tokens = iter(["token-1", "token-2", "token-2"])
-    connecting, renewed = asyncio.Event(), asyncio.Event()
+    tokens, connecting = iter(["token-1", "token-2", "token-2"]), Gate()
 
     async def token() -> str:
         return next(tokens)
 
     async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        connecting.set()
-        await renewed.wait()
-        await before_send()
-        raise ConnectionResetError
+        await connecting()
+        return await lost_request(service, request, before_send)
 
     service.scripts = [slow]
-    async with tracking(service, ledger, token) as tracker:
+    async with under(service, token) as tracker:
         first = asyncio.create_task(tracker.sale(sale()))
-        await connecting.wait()
+        await connecting.there.wait()
         del service.accounts["token-1"]
-        with pytest.raises(payclient.UnauthorizedError):
-            await tracker.sale(sale("order-18", "0984111333"))
-        renewed.set()
+        await error_of(payclient.UnauthorizedError, tracker.sale(push("order-18")))
+        connecting.go.set()
         await first
         await tracker.sale(sale("order-19", "0984111444"))
-    one, two = await record_in(ledger), await record_in(ledger, "order-19")
+    one, two = await record_in(service.book), await record_in(service.book, "order-19")
     assert one.credentials != two.credentials
     service.accounts["token-1"] = "shop"
-    assert (await ended(service, ledger, "token-2")).paid is None
-    assert (await ended(service, ledger, "token-1")).paid is False
+    assert (await ended(service, "token-2")).paid is None
+    assert (await ended(service, "token-1")).paid is False
 
 
-async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
-    service: Accounts, ledger: Ledger
-) -> None:
+async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(service: Accounts) -> None:
     """A repeated POST is answered by 2061; the token is renewed, and another account's finds nothing."""
     tokens = chain(["token-1"], repeat("token-2"))
 
     async def token() -> str:
         return next(tokens)
 
-    async def repeated(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        service.create(request)
-        assert isinstance(service, Accounts)
-        del service.accounts["token-1"]
-        return refusal(22, 2061)
-
-    service.scripts = [repeated]
-    async with tracking(service, ledger, token) as tracker:
+    service.scripts = [posted(1, when(lambda: service.accounts.pop("token-1"), refuses(22, 2061)))]
+    async with under(service, token) as tracker:
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 
-async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(
-    service: Accounts, ledger: Ledger
-) -> None:
+async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(service: Accounts) -> None:
     """Refused as existing, and not found; under another token its id is another's: nothing is sent or believed."""
-
-    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        return refusal(22, 2061)
-
-    service.scripts = [busy]
-    async with tracking(service, ledger, "token-1") as tracker:
-        with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale())
+    service.scripts = [refuses(22, 2061)]
+    async with under(service, "token-1") as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
     service.add_sale()
     service.owners[1000] = "other"
-    async with tracking(service, ledger, "token-2") as tracker:
+    async with under(service, "token-2") as tracker:
         with pytest.raises(payclient.NotSentError, match="other credentials"):
             await tracker.sale(sale())
-    assert (await record_in(ledger)).state is State.REFUSED
+    assert (await record_in(service.book)).state is State.REFUSED
     assert not service.posted
 
 
-async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
-    service: Accounts, ledger: Ledger
-) -> None:
+async def test_a_candidates_not_found_under_another_token_counts_for_nothing(service: Accounts) -> None:
     """Absence needs each candidate not found under a token that may say so."""
-    await sold(service, ledger, lost_answer)
-    async with tracking(service, ledger, "token-2") as tracker:
+    await sold(service, lost_answer)
+    async with under(service, "token-2") as tracker:
         await tracker.notify(hint())
         assert (await outcome_of(service, await pending_of(tracker))).paid is None
 
 
-async def test_a_form_is_not_given_up_under_another_token(service: Accounts, ledger: Ledger) -> None:
+async def test_a_form_is_not_given_up_under_another_token(service: Accounts) -> None:
     """Its customer came back cancelled, and another account knows of no payment: that is nobody's word."""
-    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    back = "id=0&clientTransactionId=form-1"
-    async with tracking(service, ledger, "token-1", profile) as tracker:
+    async with under(service, "token-1", FORMS) as tracker:
         await tracker.prepare(form())
-    async with tracking(service, ledger, "token-2", profile) as tracker:
-        outcome = await tracker.returned(back)
-        assert (outcome.state, outcome.paid) == (State.PENDING, None)
-    async with tracking(service, ledger, "token-1", profile) as tracker:
-        outcome = await tracker.returned(back)
-        assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
+    for token, expected in (("token-2", (State.PENDING, None)), ("token-1", (State.CANCELLED, False))):
+        async with under(service, token, FORMS) as tracker:
+            outcome = await tracker.returned("id=0&clientTransactionId=form-1")
+            assert (outcome.state, outcome.paid) == expected
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -462,7 +414,7 @@ async def test_a_database_keeps_the_credentials(
         url = postgres.url(await postgres.emptied())
     async with aclosing(await payclient.open_ledger(url)) as opened:
         for number, token in enumerate(("token-1", "token-1", "token-2")):
-            async with tracking(service, opened, token) as tracker:
+            async with tracking(service, opened, token=token) as tracker:
                 await tracker.sale(sale(f"order-{number}", f"09841112{number}2"))
     async with aclosing(await payclient.open_ledger(url, create=False)) as again:
         one, same, other = [(await record_in(again, f"order-{n}")).credentials for n in range(3)]
@@ -479,31 +431,27 @@ async def test_no_token_reaches_ledger_log_or_repr(
     digests = []
     for name in ("a.db", "b.db"):
         opened = await payclient.open_ledger(f"sqlite:{tmp_path / name}")
-        async with tracking(service, opened, "token-1") as tracker:
+        async with tracking(service, opened, token="token-1") as tracker:
             pending = await tracker.sale(sale(name))
             record = await record_in(opened, name)
             digests.append(record.credentials)
             assert "token-1" not in f"{record!r}{pending!r}{pending.outcome!r}{tracker!r}{caplog.text}"
         await opened.aclose()
     assert len(set(digests)) == 2
-    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"token-1" not in written
+    assert b"token-1" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert repr(digests[0]) not in caplog.text
 
 
-async def test_not_found_under_another_token_is_no_last_word(service: Accounts, ledger: Ledger) -> None:
+async def test_not_found_under_another_token_is_no_last_word(service: Accounts) -> None:
     """The first account's customer approved: a shop that was started with another's token must not ask again."""
-    await sold(service, ledger)
+    await sold(service)
     service.decide("Aceptado")
-    async with tracking(service, ledger, "token-2") as tracker:
-        pending = await pending_of(tracker)
-        assert (await outcome_of(service, pending)).paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale("again"), purchase="order-17")
-    async with tracking(service, ledger, "token-1") as tracker:
+    async with under(service, "token-2") as tracker:
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+        await held_by(tracker, "order-17")
+    async with under(service, "token-1") as tracker:
         assert (await outcome_of(service, await pending_of(tracker))).paid
-        with pytest.raises(payclient.AlreadyPaidError):
-            await tracker.sale(sale("again"), purchase="order-17")
+        await collected_by(tracker, "order-17")
     assert service.posted == {"order-17": 1}
 
 
@@ -515,21 +463,18 @@ UNDO = attrs.evolve(
 
 
 @pytest.mark.parametrize("is_paid", [False, True], ids=["withdrawn", "given back"])
-async def test_what_another_account_undoes_is_another_sale(
-    service: Accounts, ledger: Ledger, is_paid: bool
-) -> None:
+async def test_what_another_account_undoes_is_another_sale(service: Accounts, is_paid: bool) -> None:
     """It had a sale of the same id: ours stands, and is not called unpaid."""
-    await sold(service, ledger)
+    await sold(service)
     if is_paid:
         service.decide("Aceptado")
-        async with tracking(service, ledger, "token-1", UNDO) as tracker:
-            assert (await outcome_of(service, await pending_of(tracker))).paid
+        assert (await ended(service, "token-1")).paid
         service.scripts = [answers(200, True)]
-    async with tracking(service, ledger, "token-2", UNDO) as tracker:
+    async with under(service, "token-2", UNDO) as tracker:
         pending = await pending_of(tracker)
         undo = asyncio.create_task((tracker.reverse if is_paid else tracker.cancel)(pending))
         await service.clock.advance(60)
         assert (await undo).paid is None
     service.decide("Aceptado")
-    async with tracking(service, ledger, "token-1", UNDO) as tracker:
+    async with under(service, "token-1", UNDO) as tracker:
         assert (await outcome_of(service, await pending_of(tracker))).paid

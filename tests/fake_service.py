@@ -76,6 +76,8 @@ class FakeService:
         self.cancel_scripts: list[Said] = []
         #: Complete requests by client transaction id: what reached the service.
         self.posted: Counter[str] = Counter()
+        #: When each of them was executed.
+        self.posted_at: dict[str, float] = {}
         #: POSTs that were begun, whether or not their bytes left.
         self.begun = 0
         self.queries: list[str] = []
@@ -126,6 +128,7 @@ class FakeService:
         data = json.loads(request.body)
         identifier = 1000 + len(self.sales)
         self.posted[data["clientTransactionId"]] += 1
+        self.posted_at[data["clientTransactionId"]] = self.clock.monotonic()
         self.sales[identifier] = {
             "transactionId": identifier, "clientTransactionId": data["clientTransactionId"],
             "amount": data["amount"], "currency": data["currency"], "state": "Pendiente",

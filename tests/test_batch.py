@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
-import json
 import logging
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -31,24 +28,19 @@ from fake_service import (
     sale,
     seen_dead,
     tracking,
+    when,
 )
 from payclient.batch.charges import KNOWN_FOR
 from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW, send_rate
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.session import PaySession
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 Request = payclient.SaleRequest | payclient.ChargeRow
+Requests = Iterable[Request] | AsyncIterable[Request]
 Results = dict[str, payclient.ChargeResult]
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -56,17 +48,17 @@ pytestmark = pytest.mark.usefixtures("delays")
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[Request] | AsyncIterable[Request],
+    requests: Requests,
     *,
     each_second: Callable[[], object] | None = None,
     seconds: int = 2000,
-    **options: object,
+    **options: Any,
 ) -> Results:
     """All results of a batch, while virtual time passes; every customer approves within a second."""
     results: Results = {}
 
     async def collect() -> None:
-        async with payclient.charge_all(tracker, requests, **options) as charges:  # type: ignore[arg-type]  # a test's options
+        async with payclient.charge_all(tracker, requests, **options) as charges:
             async for result in charges:
                 results[result.request_key] = result
 
@@ -75,7 +67,10 @@ async def run(
         if task.done():
             break
         await service.clock.advance(1)
-        (each_second or accept_all(service))()
+        if each_second is None:
+            accept_all(service)
+        else:
+            each_second()
     assert task.done(), "the batch did not end"
     await task
     return results
@@ -83,7 +78,7 @@ async def run(
 
 async def charged(
     service: FakeService,
-    requests: Iterable[Request] | AsyncIterable[Request],
+    requests: Requests,
     ledger: MemoryLedger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     **options: Any,
@@ -102,33 +97,23 @@ def rows(count: int, customers: int = 10**6) -> list[payclient.SaleRequest]:
     return [sale(f"row-{n}", phone=f"09{n % customers:08}") for n in range(count)]
 
 
-def accept_all(service: FakeService) -> Callable[[], None]:
+def accept_all(service: FakeService) -> None:
     """Every customer approves."""
-
-    def step() -> None:
-        for identifier, status in service.sales.items():
-            if status["state"] == "Pendiente":
-                service.decide("Aceptado", identifier)
-
-    return step
+    for identifier, status in service.sales.items():
+        if status["state"] == "Pendiente":
+            service.decide("Aceptado", identifier)
 
 
-def prompts(service: FakeService) -> int:
-    """How many customers are asked at present."""
-    return sum(status["state"] == "Pendiente" for status in service.sales.values())
+class Prompts:
+    """Every customer approves each second; `most` were asked at once."""
 
+    def __init__(self, service: FakeService) -> None:
+        self.service, self.most = service, 0
 
-def noted(service: FakeService) -> dict[str, float]:
-    """When each Sale is created, from now on, by its client transaction id."""
-    times: dict[str, float] = {}
-    create = service.create
-
-    def note(request: HttpRequest) -> int:
-        times[json.loads(request.body)["clientTransactionId"]] = service.clock.monotonic()
-        return create(request)
-
-    service.create = note  # type: ignore[method-assign]  # the fake's own seam
-    return times
+    def __call__(self) -> None:
+        asked = sum(status["state"] == "Pendiente" for status in self.service.sales.values())
+        self.most = max(self.most, asked)
+        accept_all(self.service)
 
 
 def gaps_of(times: Iterable[float]) -> list[float]:
@@ -139,17 +124,46 @@ def paid_by(results: Results) -> dict[str, bool | None]:
     return {key: result.paid for key, result in results.items()}
 
 
+def states_of(results: Iterable[payclient.ChargeResult]) -> list[State]:
+    return [result.outcome.state for result in results if result.outcome is not None]
+
+
+T = TypeVar("T")
+
+
+async def in_time(work: Awaitable[T]) -> T:
+    """What comes of work whose failure would be to hang."""
+    async with asyncio.timeout(60):
+        return await work
+
+
+async def all_of(results: AsyncIterator[payclient.ChargeResult]) -> list[payclient.ChargeResult]:
+    """What comes out of a batch, which must not hang."""
+
+    async def read() -> list[payclient.ChargeResult]:
+        return [each async for each in results]
+
+    return await in_time(read())
+
+
+async def turns(count: int = 200) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def settled(service: FakeService) -> int:
+    """How many were sent once nothing more is."""
+    before = -1
+    while before != (before := sum(service.posted.values())):
+        await turns()
+    return before
+
+
 async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> None:
     """Three rows of one customer wait for one another: no 2061 of our own making."""
-    most = 0
-
-    def step() -> None:
-        nonlocal most
-        most = max(most, prompts(service))
-        accept_all(service)()
-
-    assert len(await charged(service, rows(3, customers=1), each_second=step)) == 3
-    assert most == 1
+    prompts = Prompts(service)
+    assert len(await charged(service, rows(3, customers=1), each_second=prompts)) == 3
+    assert prompts.most == 1
 
 
 @pytest.mark.parametrize("wait", [None, 1000])
@@ -157,25 +171,23 @@ async def test_an_expired_sale_frees_its_customer_before_its_last_query(
     service: FakeService, wait: int | None
 ) -> None:
     """The lane goes on at the expiry; the first row's result comes when the last query is made."""
-    times = noted(service)
     results = await charged(service, rows(2, customers=1), each_second=silent, wait=wait)
-    assert [result.outcome.state for result in results.values() if result.outcome] == [State.EXPIRED] * 2
-    assert times["row-1"] < 310
+    assert states_of(results.values()) == [State.EXPIRED] * 2
+    assert service.posted_at["row-1"] < 310
 
 
 async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
     """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
-    times = noted(service)
     service.scripts = [lost_request]
     service.status_scripts = [lambda: refusal(20, status=404)] * 1000
     assert len(await charged(service, rows(2, customers=1), each_second=silent, seconds=4000)) == 2
-    assert 358 <= next(iter(times.values())) <= 362
+    assert 358 <= service.posted_at["row-1"] <= 362
 
 
 async def test_both_limits_hold(service: FakeService) -> None:
     """At most `max_pending` prompts are open, and at most `max_in_flight` requests under way."""
-    in_flight = most_in_flight = most_pending = 0
-    create = service.take
+    in_flight = most_in_flight = 0
+    prompts, create = Prompts(service), service.take
 
     async def counted(request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         nonlocal in_flight, most_in_flight
@@ -187,16 +199,9 @@ async def test_both_limits_hold(service: FakeService) -> None:
             in_flight -= 1
 
     service.take = counted  # type: ignore[method-assign]  # the fake's own seam
-
-    def step() -> None:
-        nonlocal most_pending
-        most_pending = max(most_pending, prompts(service))
-        accept_all(service)()
-
     async with tracking(service, schedule=payclient.Fixed(0.2)) as tracker:
-        await run(service, tracker, rows(60), each_second=step, max_in_flight=3, max_pending=7)
-    assert most_in_flight == 3
-    assert most_pending == 7
+        await run(service, tracker, rows(60), each_second=prompts, max_in_flight=3, max_pending=7)
+    assert (most_in_flight, prompts.most) == (3, 7)
 
 
 async def test_a_second_run_sends_nothing(service: FakeService) -> None:
@@ -213,25 +218,32 @@ async def test_refused_rows_are_tried_again_where_it_is_asked_for(service: FakeS
     ledger = MemoryLedger()
     service.scripts = [refuses(22)]
     for _ in range(2):
-        result = (await charged(service, rows(1), ledger))["row-0"]
-        assert result.paid is False
-    assert result.outcome is not None
-    assert result.outcome.state is State.REFUSED
+        results = await charged(service, rows(1), ledger)
+        assert paid_by(results) == {"row-0": False}
+    assert states_of(results.values()) == [State.REFUSED]
     assert not service.posted
     assert (await charged(service, rows(1), ledger, retry={"refused"}))["row-0"].paid is True
 
 
+async def cancelled(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+    """A connector that its owner closes cancels who waits for a connection."""
+    raise asyncio.CancelledError
+
+
 async def test_one_failing_row_never_ends_the_others(service: FakeService) -> None:
-    """No connection for one, other content under a known id for another; the third is paid."""
+    """Other content under a known id, no connection, and a request that nobody of ours cancelled; the last is paid."""
     ledger = MemoryLedger()
     await charged(service, rows(1), ledger)
-    service.scripts = [no_connection] * 3
-    requests = [sale("row-0", amount_with_tax=1), sale("lost", phone="0999"), sale("good", phone="0998")]
+    service.scripts = [*[no_connection] * 3, cancelled]
+    requests = [
+        sale("row-0", amount_with_tax=1), *[sale(each, phone=f"09{n}") for n, each in enumerate("abc")],
+    ]  # fmt: skip
     results = await charged(service, requests, ledger, max_in_flight=1)
     assert isinstance(results["row-0"].error, payclient.DifferentRequestError)
-    assert isinstance(results["lost"].error, payclient.NotSentError)
-    assert results["lost"].paid is None
-    assert results["good"].paid is True
+    for each in "ab":
+        assert isinstance(results[each].error, payclient.NotSentError)
+        assert results[each].paid is None
+    assert results["c"].paid is True
 
 
 async def test_a_foreign_busy_customer_is_tried_again_and_then_given_up(service: FakeService) -> None:
@@ -258,7 +270,7 @@ async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService)
 async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int) -> None:
     """After `wait` seconds a row comes out as it stands; after none, once it is recorded."""
     results = await charged(service, rows(2), wait=wait, each_second=silent)
-    assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
+    assert {*states_of(results.values())} == {State.PENDING}
     assert wait <= service.clock.monotonic() <= wait + 2
 
 
@@ -269,79 +281,64 @@ async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int)
         {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
     ],
 )  # fmt: skip
-async def test_bad_limits_are_refused(service: FakeService, options: dict[str, object]) -> None:
+async def test_bad_limits_are_refused(service: FakeService, options: dict[str, Any]) -> None:
     """A limit that cannot be is a ValueError, before anything is sent."""
     async with tracking(service) as tracker:
         with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
-            payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose
+            payclient.charge_all(tracker, [], **options)
 
 
 # --- The source, and the window over it
 
 
-async def test_an_async_iterable_is_taken_as_it_comes(service: FakeService) -> None:
-    """Requests may come from an async generator; its error is raised once the rest is done."""
-
-    async def requests() -> AsyncIterator[payclient.SaleRequest]:
-        yield sale("a", phone="0991")
-        yield sale("b", phone="0992")
-        raise OSError("the source is gone")
-
-    async with tracking(service) as tracker:
-        seen = []
-        async with payclient.charge_all(tracker, requests(), wait=0) as charges:
-            with pytest.raises(OSError, match="the source is gone"):
-                async for result in charges:
-                    seen.append(result.request_key)
-    assert sorted(seen) == ["a", "b"]
+async def fails_late() -> AsyncIterator[payclient.SaleRequest]:
+    yield sale("a", phone="0991")
+    yield sale("b", phone="0992")
+    raise OSError("the source is gone")
 
 
-async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeService) -> None:
-    """What was read gets its result; the error comes out at the end, and nothing hangs."""
-
-    def failing() -> Iterator[payclient.SaleRequest]:
-        yield from rows(CHUNK)
-        raise payclient.InvalidRequestError("the file changed")
-
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, failing())
-        assert set(service.posted.values()) == {1}
-        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, itertools.islice(failing(), CHUNK - 1, None))
+async def waits_for_what_was_cancelled() -> AsyncIterator[payclient.SaleRequest]:
+    yield sale("a")
+    waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waited.cancel()
+    await waited
 
 
-async def test_a_source_in_which_something_was_cancelled_ends_the_rest_and_says_so(
-    service: FakeService,
+def fails_after(count: int) -> Iterator[payclient.SaleRequest]:
+    yield from rows(count)
+    raise OSError("the source is gone")
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "read"),
+    [
+        (fails_late(), OSError, 2), (waits_for_what_was_cancelled(), asyncio.CancelledError, 1),
+        (fails_after(CHUNK), OSError, CHUNK), (fails_after(1), OSError, 0), (fails_after(0), OSError, 0),
+    ],
+    ids=["async", "cancelled", "in a later chunk", "in the first chunk", "at once"],
+)  # fmt: skip
+async def test_a_source_that_fails_ends_the_rest_and_says_so(
+    service: FakeService, source: Requests, error: type[BaseException], read: int
 ) -> None:
-    """What its generator waited for was cancelled, and not the batch."""
-
-    async def source() -> AsyncIterator[payclient.SaleRequest]:
-        yield sale("row-0")
-        waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waited.cancel()
-        await waited
-
-    async with tracking(service) as tracker:
-        with pytest.raises(asyncio.CancelledError):
-            await run(service, tracker, source(), seconds=100)
+    """What was read gets its result; the error comes out at the end, however often it is asked, and nothing hangs."""
+    seen = []
+    async with tracking(service) as tracker, payclient.charge_all(tracker, source, wait=0) as charges:
+        for _ in range(2):
+            with pytest.raises(error):
+                while True:
+                    seen.append((await in_time(anext(charges))).request_key)
+    assert len(set(seen)) == len(seen) >= read
+    assert {*service.posted.values()} <= {1}
 
 
-async def test_a_row_whose_request_was_cancelled_by_nobody_has_a_result(service: FakeService) -> None:
-    """A connector that its owner closes cancels who waits for a connection: the batch went on for ever."""
-
-    async def closed(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        raise asyncio.CancelledError
-
-    service.scripts = [closed]
-    results = await charged(service, rows(2))
-    assert isinstance(results["row-0"].error, payclient.NotSentError)
-    assert results["row-1"].paid is True
+async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> None:
+    """Whoever asks again gets the same, and nobody hangs."""
+    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1), wait=0) as charges:
+        assert [len(await all_of(charges)) for _ in range(3)] == [1, 0, 0]
 
 
 async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     """With two prompts for six customers, the one with most charges is asked again as soon as its sale has ended."""
-    sent = noted(service)
     lanes = [
         sale(f"lane-{lane}-{number}", phone=f"09{lane:08}")
         for lane, size in ((2, 6), (0, 1), (1, 1), (3, 1), (4, 1), (5, 1))
@@ -350,20 +347,19 @@ async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     begun = service.clock.time() - service.clock.monotonic()
     results = await charged(service, lanes, max_pending=2)
     assert list(paid_by(results).values()) == [True] * 11
-    assert next(iter(sent)) == "lane-2-0"
+    assert next(iter(service.posted_at)) == "lane-2-0"
     outcomes = [results[f"lane-2-{number}"].outcome for number in range(6)]
     ended = [outcome.decided_at for outcome in outcomes if outcome is not None]
     # The last is one row as others have.
-    assert ended[:4] == [begun + sent[f"lane-2-{number}"] for number in range(1, 5)]
+    assert ended[:4] == [begun + service.posted_at[f"lane-2-{number}"] for number in range(1, 5)]
     assert set(service.posted.values()) == {1}
 
 
 async def test_a_list_is_read_whole(service: FakeService) -> None:
     """A long lane behind more rows than a window holds is begun at once, and not at the end."""
-    sent = noted(service)
     long = [sale(f"long-{number}", phone="0999999999") for number in range(3)]
     assert len(await charged(service, [*rows(1200), *long], max_pending=100)) == 1203
-    begun = list(sent)
+    begun = list(service.posted_at)
     assert begun.index("long-0") <= 200
     assert begun.index("long-1") < 600
 
@@ -404,11 +400,10 @@ async def test_the_source_is_read_no_farther_than_the_window(service: FakeServic
 
 async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> None:
     """Ten a second before, a hold, half as many after it, and then faster again."""
-    times = noted(service)
     service.scripts = [FakeService.take] * 20 + [refuses(5, status=429)]
     results = await charged(service, rows(80), rate=10)
     assert all(result.paid for result in results.values())
-    gaps = gaps_of(times.values())
+    gaps = gaps_of(service.posted_at.values())
     assert max(gaps[:19]) == pytest.approx(0.1)
     assert gaps[19] == pytest.approx(5.1, abs=0.2)
     assert gaps[20] == pytest.approx(0.2, abs=0.02)
@@ -421,9 +416,8 @@ async def test_many_429_at_once_count_as_one() -> None:
     limit = send_rate(None)
     for number in range(20):
         limit.note_request(0.01 * number)
-    limit.rate_limited(0.2, 0.19, 3)
-    for _ in range(50):
-        limit.rate_limited(0.3, 0.19, 3)
+    for at in (0.2, *[0.3] * 50):
+        limit.rate_limited(at, 0.19, 3)
     assert limit.ready_at() == pytest.approx(3.2, abs=0.11)
     limit.note_request(3.3)
     assert limit.ready_at() == pytest.approx(3.4, abs=0.02)
@@ -431,20 +425,15 @@ async def test_many_429_at_once_count_as_one() -> None:
 
 async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
     """Two in flight are answered 429, the second with a shorter `Retry-After`."""
-    times = noted(service)
     service.scripts = [refuses(5, status=429, retry_after=seconds) for seconds in (30, 1)]
     await charged(service, rows(2))
-    assert min(times.values()) >= 30
+    assert min(service.posted_at.values()) >= 30
 
 
 async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeService) -> None:
     """Six sends, and then its 429 is the result; none comes before `Retry-After` allows it."""
     times: list[float] = []
-
-    async def limited(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        times.append(service.clock.monotonic())
-        return await refuses(5, status=429, retry_after=30)(service, request, before_send)
-
+    limited = when(lambda: times.append(service.clock.monotonic()), refuses(5, status=429, retry_after=30))
     service.scripts = [limited] * 50
     results = await charged(service, rows(1))
     assert isinstance(results["row-0"].error, payclient.RateLimitedError)
@@ -454,11 +443,10 @@ async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeServ
 
 async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeService) -> None:
     """A send a minute at the slowest, after its pause."""
-    times = noted(service)
     service.scripts = [refuses(5, status=429)] * 20
     results = await charged(service, rows(12), seconds=3000, rate=1)
     assert sum(result.paid is True for result in results.values()) >= 6
-    assert max(gaps_of(times.values())) <= 65
+    assert max(gaps_of(service.posted_at.values())) <= 65
 
 
 @pytest.mark.parametrize(
@@ -469,14 +457,14 @@ async def test_the_slower_of_two_rates_holds(
     service: FakeService, options: dict[str, Any], gap: float
 ) -> None:
     """The rate that was told and the one that queries can follow, which binds no run that makes none."""
-    times = noted(service)
     await charged(service, rows(4), profile=attrs.evolve(PROFILE, queries_per_minute=30), **options)
-    assert list(times.values()) == pytest.approx([gap * n for n in range(4)])
+    assert list(service.posted_at.values()) == pytest.approx([gap * n for n in range(4)])
 
 
 async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
     """Rows that come after a quiet minute go at the rate, not in a burst."""
-    times, minute = noted(service), asyncio.Event()
+    minute = asyncio.Event()
+    service.clock.call_at(60, minute.set)
 
     async def late() -> AsyncIterator[payclient.SaleRequest]:
         for number, row in enumerate(rows(6)):
@@ -484,25 +472,18 @@ async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
                 await minute.wait()
             yield row
 
-    def step() -> None:
-        accept_all(service)()
-        if service.clock.monotonic() >= 60:
-            minute.set()
-
-    await charged(service, late(), each_second=step, rate=2)
-    assert gaps_of([*times.values()][1:]) == pytest.approx([0.5] * 4)
+    await charged(service, late(), rate=2)
+    assert gaps_of([*service.posted_at.values()][1:]) == pytest.approx([0.5] * 4)
 
 
 # --- What the ledger knows
 
 
 class Counting(MemoryLedger):
-    """Counts how often it is asked for one record, and may be slow to tell of many."""
+    """Counts how often it is asked for one record, and may forget many."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.single_reads = 0
-        self.forgets = False
+    single_reads = 0
+    forgets = False
 
     async def get(self, client_transaction_id: str) -> Record | None:
         self.single_reads += 1
@@ -523,11 +504,9 @@ async def test_a_new_row_is_looked_up_once(service: FakeService) -> None:
 
 async def test_a_row_that_was_refused_meanwhile_is_looked_up_again(service: FakeService) -> None:
     """Tried again after a 429, it is the second attempt."""
-    ledger = Counting()
     service.scripts = [refuses(29, status=429)]
-    results = await charged(service, rows(1), ledger)
-    assert results["row-0"].paid is True
-    assert (await record_in(ledger, "row-0")).attempt == 2
+    assert (await charged(service, rows(1)))["row-0"].paid is True
+    assert (await record_in(service.ledger, "row-0")).attempt == 2
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
@@ -546,12 +525,10 @@ async def test_the_permit_is_the_judge_of_what_the_look_up_missed(service: FakeS
 
 async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
     """Whoever asks for a sale that a batch is sending gets the same sale, or the same error."""
-    held = Held()
-    service.scripts = [held, refuses(22)]
+    service.scripts = [held := Held(), refuses(22)]
     async with tracking(service) as tracker:
         batch = asyncio.create_task(run(service, tracker, rows(2), max_in_flight=1))
-        await turns(20)
-        assert service.posted["row-0"] == 1
+        await held.there.wait()
         asking = asyncio.create_task(tracker.sale(rows(1)[0]))
         await turns(20)
         held.go.set()
@@ -595,31 +572,12 @@ async def test_what_may_exist_is_never_called_never_sent(service: FakeService, s
         charges.stop("at once")
         results = {result.request_key: result async for result in charges}
     for key, result in first.items():
-        outcome = results[key].outcome
-        assert outcome is not None
-        assert outcome.state is not State.SENDING
-        assert result.outcome is not None
-        assert (outcome.paid, outcome.state) == (None, result.outcome.state)
+        assert {*states_of([result]), *states_of([results[key]])} == {*states_of([result])} != {State.SENDING}
+        assert results[key].paid is None
     assert isinstance(results["row-3"].error, payclient.NotSentError)
 
 
 # --- Its end
-
-
-def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
-    """A test whose failure would be to hang."""
-
-    @functools.wraps(test)
-    async def in_time(**arguments: object) -> None:
-        async with asyncio.timeout(60):
-            await test(**arguments)
-
-    return in_time
-
-
-async def turns(count: int = 200) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_leaving_waits_for_the_answer_of_what_was_sent(service: FakeService) -> None:
@@ -644,12 +602,11 @@ async def test_leaving_waits_for_the_answer_of_what_was_sent(service: FakeServic
     assert len(service.posted) == 3
 
 
-@bounded
 async def test_leaving_does_not_wait_for_a_reader(service: FakeService) -> None:
     """Results that nobody reads hold up no one: as many as the window are kept, and then nothing more is sent."""
     held = Held()
     service.scripts = [FakeService.take] * 1000 + [held] * 3
-    async with tracking(service) as tracker:
+    async with asyncio.timeout(60), tracking(service) as tracker:
         async with payclient.charge_all(tracker, rows(9000), wait=0, max_pending=10, max_in_flight=3):
             await settled(service)
             held.go.set()
@@ -660,40 +617,12 @@ async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeS
     """Memory is bounded by the window however fast the service is and however slow the reader."""
     async with (
         tracking(service) as tracker,
-        payclient.charge_all(tracker, rows(4000), wait=0, max_pending=10) as charges,
+        payclient.charge_all(tracker, rows(2500), wait=0, max_pending=10) as charges,
     ):
         assert 1000 <= await settled(service) <= 2000
-        results = [result async for result in charges]
-    assert len(results) == 4000
+        assert len(await all_of(charges)) == 2500
 
 
-async def settled(service: FakeService) -> int:
-    """How many were sent once nothing more is."""
-    before = -1
-    while before != (before := sum(service.posted.values())):
-        await turns()
-    return before
-
-
-@bounded
-async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> None:
-    """Whoever asks again gets the same, be it the end or the error, and nobody hangs."""
-    async with tracking(service) as tracker:
-        async with payclient.charge_all(tracker, rows(1), wait=0) as charges:
-            for _ in range(3):
-                assert len([result async for result in charges]) <= 1
-
-        def broken() -> Iterator[payclient.SaleRequest]:
-            raise OSError("unreadable")
-            yield
-
-        async with payclient.charge_all(tracker, broken()) as charges:
-            for _ in range(2):
-                with pytest.raises(OSError, match="unreadable"):
-                    await anext(charges)
-
-
-@bounded
 async def test_the_first_reason_to_stop_is_the_reason(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -702,27 +631,21 @@ async def test_the_first_reason_to_stop_is_the_reason(
         async with payclient.charge_all(tracker, rows(50), rate=0.01) as charges:
             charges.stop("the first")
             charges.stop("the second")
-            results = [result async for result in charges]
+            results = await all_of(charges)
         assert service.clock.monotonic() < 5
     assert charges.stopped == "the first"
     assert "the first" in caplog.text
     assert "the second" not in caplog.text
     assert all("not sent yet: the first" in str(result.error) for result in results)
-    assert {result.paid for result in results} == {None}
-    assert len(results) == 50
+    assert [result.paid for result in results] == [None] * 50
 
 
 async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
     """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
-
-    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        charges.stop("interrupted")
-        return await refuses(22, 2061)(service, request, before_send)
-
-    service.scripts = [busy]
+    service.scripts = [when(lambda: charges.stop("interrupted"), refuses(22, 2061))]
     async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
-        results = [result async for result in charges]
-    assert isinstance(results[0].error, payclient.CustomerBusyError)
+        (result,) = await all_of(charges)
+    assert isinstance(result.error, payclient.CustomerBusyError)
 
 
 async def test_a_refused_row_makes_room_for_the_next_prompt(service: FakeService) -> None:
@@ -732,7 +655,6 @@ async def test_a_refused_row_makes_room_for_the_next_prompt(service: FakeService
     assert sorted(str(result.paid) for result in results.values()) == ["False"] * 3 + ["True"] * 3
 
 
-@bounded
 async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: FakeService) -> None:
     """A re-run reports the rows of the first run at once."""
     ledger = MemoryLedger()
@@ -741,7 +663,7 @@ async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: 
         tracking(service, ledger) as tracker,
         payclient.charge_all(tracker, reversed(rows(25)), rate=0.01, wait=0) as charges,
     ):
-        known = [(await anext(charges)).request_key for _ in range(6)]
+        known = [(await in_time(anext(charges))).request_key for _ in range(6)]
     assert set(known) >= {f"row-{n}" for n in range(5)}
 
 
@@ -784,10 +706,9 @@ async def test_five_in_a_row_stop_the_sending(
 async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) -> None:
     """Only outcomes of what this run sent count as unknown in a row."""
     ledger = MemoryLedger()
-    service.scripts = [lost_request] * (UNKNOWN_IN_A_ROW - 1)
+    service.scripts = [lost_request] * UNKNOWN_IN_A_ROW
     first = await charged(service, rows(UNKNOWN_IN_A_ROW - 1), ledger, wait=0, each_second=silent)
-    assert {result.outcome.state for result in first.values() if result.outcome} == {State.UNKNOWN}
-    service.scripts = [lost_request]
+    assert {*states_of(first.values())} == {State.UNKNOWN}
     results = await charged(service, rows(20), ledger, wait=0, max_in_flight=1, each_second=silent)
     assert not [result for result in results.values() if result.error is not None]
     assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
@@ -796,79 +717,78 @@ async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) ->
 # --- Tokens
 
 
-@asynccontextmanager
-async def with_tokens(service: FakeService, used: list[str]) -> AsyncIterator[payclient.Tracker]:
-    """A tracker whose token is `token-1`, and the next number each time that it is asked for; `used` by its Sales."""
-    numbers = itertools.count(1)
+class Tokens:
+    """Gives `token-1`, and the next number each time that it is asked for; `used` by the Sales of the service."""
 
-    async def token() -> str:
-        return f"token-{next(numbers)}"
+    def __init__(self, service: FakeService) -> None:
+        self.service, self.given = service, 0
+        self.used: list[str] = []
 
-    async def send(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+    async def __call__(self) -> str:
+        self.given += 1
+        return f"token-{self.given}"
+
+    async def send(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "POST":
-            used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
-        return await service(request, before_send)
-
-    transport: Transport = send
-    async with (
-        PaySession("https://pay.example", token, profile=PROFILE, transport=transport) as session,
-        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
-    ):
-        yield tracker
+            self.used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
+        return await self.service(request, before_send)
 
 
-async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
+@pytest.fixture
+async def tokens(service: FakeService) -> Tokens:
+    return Tokens(service)
+
+
+async def charged_with(tokens: Tokens, *batches: Requests, **options: Any) -> list[Results]:
+    """The results of some batches, one after another, by one tracker."""
+    service = tokens.service
+    async with tracking(service, token=tokens, transport=tokens.send) as tracker:
+        return [await run(service, tracker, batch, **options) for batch in batches]
+
+
+async def test_a_token_that_rotates_stops_nothing(service: FakeService, tokens: Tokens) -> None:
     """A 401 asks for a fresh token and tries the row again, once; a second one stops the sending."""
-    used: list[str] = []
-    service.scripts = [FakeService.take, refuses(1, status=401)]
-    async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(5), max_in_flight=1)
-        assert [result.paid for result in results.values()] == [True] * 5
-        assert set(used) == {"token-1", "token-2"}
-        assert set(service.posted.values()) == {1}
-        used.clear()
-        service.scripts = [refuses(1, status=401)] * 5
-        late = [sale(f"late-{n}", phone=f"08{n:08}") for n in range(5)]
-        results = await run(service, tracker, late, max_in_flight=1)
-    assert used == ["token-2", "token-3"]
-    assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in results.values()) == 1
-    assert not [key for key in service.posted if key.startswith("late")]
+    service.scripts = [FakeService.take, refuses(1, status=401), *[FakeService.take] * 4]
+    service.scripts += [refuses(1, status=401)] * 5
+    late = [sale(f"late-{n}", phone=f"08{n:08}") for n in range(5)]
+    first, second = await charged_with(tokens, rows(5), late, max_in_flight=1)
+    assert [result.paid for result in first.values()] == [True] * 5
+    assert tokens.used == ["token-1"] * 2 + ["token-2"] * 5 + ["token-3"]
+    assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in second.values()) == 1
+    assert service.posted == {f"row-{n}": 1 for n in range(5)}
 
 
-async def test_a_403_asks_for_no_other_token(service: FakeService) -> None:
+async def test_a_403_asks_for_no_other_token(service: FakeService, tokens: Tokens) -> None:
     """The token is known and may not do this: the batch stops at once."""
-    used: list[str] = []
     service.scripts = [refuses(1, status=403)] * 5
-    async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(5), max_in_flight=1)
-    assert used == ["token-1"]
+    (results,) = await charged_with(tokens, rows(5), max_in_flight=1)
+    assert tokens.used == ["token-1"]
     assert isinstance(results["row-0"].error, payclient.UnauthorizedError)
 
 
-async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(service: FakeService) -> None:
+async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(
+    service: FakeService, tokens: Tokens
+) -> None:
     """Five in flight are answered 401: one token is asked for, and none of the five is given up."""
-    used: list[str] = []
     service.scripts = [refuses(1, status=401)] * 5
-    async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(5))
-    assert used == ["token-1"] * 5 + ["token-2"] * 5
+    (results,) = await charged_with(tokens, rows(5))
+    assert tokens.used == ["token-1"] * 5 + ["token-2"] * 5
     assert [result.paid for result in results.values()] == [True] * 5
 
 
-async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(service: FakeService) -> None:
+async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(
+    service: FakeService, tokens: Tokens
+) -> None:
     """A 401, a late success of the old token, and a 401 with the new one: no third token, the sending stops."""
-    used: list[str] = []
     held = Held()
 
-    async def again(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+    async def answer_the_first() -> None:
         held.go.set()
         await turns(50)
-        return await refuses(1, status=401)(service, request, before_send)
 
-    service.scripts = [held, refuses(1, status=401), again]
-    async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(2))
-    assert used == ["token-1", "token-1", "token-2"]
+    service.scripts = [held, refuses(1, status=401), when(answer_the_first, refuses(1, status=401))]
+    (results,) = await charged_with(tokens, rows(2))
+    assert tokens.used == ["token-1", "token-1", "token-2"]
     assert results["row-0"].paid is True
     assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
 
@@ -931,10 +851,6 @@ def test_a_row_checks_its_purchase(purchase: Any) -> None:
         payclient.ChargeRow(request=sale("row"), purchase=purchase)
 
 
-async def _all(results: AsyncIterator[payclient.ChargeResult]) -> list[payclient.ChargeResult]:
-    return [each async for each in results]
-
-
 @pytest.mark.parametrize("max_pending", [1, 5])
 async def test_a_tracker_that_closes_ends_its_batches(service: FakeService, max_pending: int) -> None:
     """Each row has its result: what waits for its customer is open, and the rest was not sent."""
@@ -942,13 +858,11 @@ async def test_a_tracker_that_closes_ends_its_batches(service: FakeService, max_
         tracking(service) as tracker,
         payclient.charge_all(tracker, rows(3), max_pending=max_pending) as results,
     ):
-        reading = asyncio.create_task(_all(results))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        reading = asyncio.create_task(all_of(results))
+        await turns(20)
         assert service.posted
         await tracker.aclose()
-        async with asyncio.timeout(10):
-            found = await reading
+        found = await reading
     assert {each.request_key: each.paid for each in found} == dict.fromkeys(("row-0", "row-1", "row-2"))
 
 
@@ -958,14 +872,12 @@ async def test_a_closed_ledger_ends_the_batches_that_share_it(service: FakeServi
         tracking(service, ledger := SharedLedger()) as tracker,
         payclient.charge_all(tracker, rows(2, customers=1)) as results,
     ):
-        reading = asyncio.create_task(_all(results))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        reading = asyncio.create_task(all_of(results))
+        await turns(20)
         await service.clock.advance(KNOWN_FOR + 1)
         await ledger.aclose()
         await tracker.aclose()
-        async with asyncio.timeout(10):
-            found = await reading
+        found = await reading
     assert {each.request_key: each.paid for each in found} == {"row-0": None, "row-1": None}
     assert service.posted == {"row-0": 1}
 
@@ -987,7 +899,7 @@ async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(
         tracking(service, ledger := Failing()) as tracker,
         payclient.charge_all(tracker, rows(50), rate=1.0) as results,
     ):
-        reading = asyncio.create_task(_all(results))
+        reading = asyncio.create_task(all_of(results))
         await service.clock.advance(10)
         ledger.fails = True
         for _ in range(100):

@@ -119,12 +119,16 @@ class FakeService:
         """The ordinary way: connect, permit, create, answer."""
         await asyncio.sleep(0)
         await before_send()
+        return self.execute(request)
+
+    def execute(self, request: HttpRequest) -> HttpResponse:
+        """Execute the charge, or prepare the form."""
         if request.path == "/api/button/Prepare":
             return self.prepare(json.loads(request.body))
         return answer(200, {"transactionId": self.create(request)})
 
     def create(self, request: HttpRequest) -> int:
-        """Execute the charge."""
+        """Create the sale."""
         data = json.loads(request.body)
         identifier = 1000 + len(self.sales)
         self.posted[data["clientTransactionId"]] += 1
@@ -397,7 +401,8 @@ def posted(times: int, then: Script) -> Script:
 
 async def lost_answer(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The charge is executed or the form prepared, and the answer never arrives."""
-    await service.take(request, before_send)
+    await before_send()
+    service.execute(request)
     raise ConnectionResetError
 
 

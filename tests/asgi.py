@@ -1,16 +1,25 @@
-"""One HTTP request to an ASGI app, without a server: `scope`, `receive` and `send` by hand."""
+"""One HTTP request to an app with a tracker: by hand where it is an ASGI app, over HTTP where it is of aiohttp."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
+import aiohttp
 import attrs
+from aiohttp import web
+from starlette.applications import Starlette
 
-__all__ = ["Answered", "ask", "lifespan"]
+import payclient
+import payclient.web.aiohttp
+import payclient.web.starlette
+from ports import served
+
+__all__ = ["Answered", "aiohttp_app", "ask", "asking_of", "lifespan"]
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -65,6 +74,38 @@ async def ask(
 
     await app(scope, receive, send)
     return answered
+
+
+Asking = Callable[..., Awaitable[Answered]]
+
+
+@asynccontextmanager
+async def aiohttp_app(tracker: payclient.Tracker, routes: Any, *middlewares: Any) -> AsyncIterator[str]:
+    """The address of an aiohttp app with the tracker, whose routes are in an app below it."""
+    app, below = web.Application(middlewares=middlewares), web.Application()
+    app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(lambda: nullcontext(tracker)))
+    below.add_routes(routes)
+    app.add_subapp("/below", below)
+    async with served(app) as url:
+        yield f"{url}/below"
+
+
+@asynccontextmanager
+async def asking_of(framework: ModuleType, tracker: payclient.Tracker, routes: Any) -> AsyncIterator[Asking]:
+    """A function that asks an app with these routes, of `payclient.web.starlette` or over HTTP of `.aiohttp`."""
+    if framework is payclient.web.starlette:
+        app, state = Starlette(routes=routes), dict[str, object](tracker=tracker)
+        yield lambda method, target, body=(), kind="": ask(app, method, target, body, kind, state)
+        return
+    async with aiohttp_app(tracker, routes) as url, aiohttp.ClientSession() as session:
+
+        async def asking(method: str, target: str, body: Iterable[bytes] = (), kind: str = "") -> Answered:
+            headers = {"Content-Type": kind} if kind else {}
+            async with session.request(method, url + target, data=b"".join(body), headers=headers) as answer:
+                names = {name.lower(): value for name, value in answer.headers.items() if name != "Date"}
+                return Answered(answer.status, names, await answer.read())
+
+        yield asking
 
 
 @asynccontextmanager

@@ -5,29 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from html import escape
 from html.parser import HTMLParser
+from typing import Any
 
-import aiohttp
 import attrs
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 import payclient
-import payclient.web.aiohttp as of_aiohttp
-import payclient.web.starlette as of_starlette
-from asgi import ask
+import payclient.web.aiohttp
+import payclient.web.starlette
+from asgi import asking_of
 from fake_service import PROFILE, FakeService, tracking
 from payclient.tracking.forms import FormLink
 from payclient.web import Page, redirect_page
-from ports import served
 
 URL = "https://pay.example/form/card?paymentId=a&b=%22"
 
@@ -176,69 +171,24 @@ def test_whatever_the_link_it_stays_inside_its_attributes(rest: str) -> None:
 # --- In each framework
 
 
-Answers = Callable[[str], Awaitable[tuple[int, str, str]]]
-
-
-def by_query(tracker: payclient.Tracker, query: Mapping[str, str]) -> tuple[FormLink, str | None]:
-    """The link that was prepared so many seconds ago by the tracker's clock, and the way back."""
-    url = f"https://{query['host']}/form?x=1"
-    return FormLink(url, tracker.clock.time() - float(query["age"])), query.get("again")
-
-
-@asynccontextmanager
-async def in_starlette(tracker: payclient.Tracker) -> AsyncIterator[Answers]:
-    async def view(request: Request) -> Response:
-        form, again = by_query(tracker, dict(request.query_params))
-        try:
-            return of_starlette.redirect_response(request, form, "en", again=again)
-        except payclient.ConfigurationError:
-            return Response("refused", 500)
-
-    app = Starlette(routes=[Route("/form", view)])
-
-    async def ask_app(target: str) -> tuple[int, str, str]:
-        answered = await ask(app, "GET", target, state={"tracker": tracker})
-        return answered.status, answered.headers.get("referrer-policy", ""), answered.body.decode()
-
-    yield ask_app
-
-
-@asynccontextmanager
-async def in_aiohttp(tracker: payclient.Tracker) -> AsyncIterator[Answers]:
-    async def view(request: web.Request) -> web.Response:
-        form, again = by_query(tracker, request.query)
-        try:
-            return of_aiohttp.redirect_response(request, form, "en", again=again)
-        except payclient.ConfigurationError:
-            return web.Response(text="refused", status=500)
-
-    @asynccontextmanager
-    async def opening() -> AsyncIterator[payclient.Tracker]:
-        yield tracker
-
-    app = web.Application()
-    app.cleanup_ctx.append(of_aiohttp.tracker_context(opening))
-    app.router.add_get("/form", view)
-    async with served(app) as url, aiohttp.ClientSession(url) as session:
-
-        async def ask_app(target: str) -> tuple[int, str, str]:
-            async with session.get(target) as answered:
-                policy = answered.headers.get("Referrer-Policy", "")
-                return answered.status, policy, await answered.text()
-
-        yield ask_app
-
-
-@pytest.mark.parametrize("framework", [in_starlette, in_aiohttp])
-async def test_a_response_goes_by_the_trackers_clock_and_hosts(
-    framework: Callable[[payclient.Tracker], AbstractAsyncContextManager[Answers]],
-) -> None:
+@pytest.mark.parametrize("framework", [payclient.web.aiohttp, payclient.web.starlette])
+async def test_a_response_goes_by_the_trackers_clock_and_hosts(framework: Any) -> None:
     """200 with the referrer while the link lives, 410 with the way back afterwards, and no foreign host ever."""
+
+    async def view(request: Any) -> Any:
+        age = float(request.path_params["age"] if routing is Route else request.match_info["age"])
+        prepared_at = tracker.clock.time() - age
+        with pytest.raises(payclient.ConfigurationError):
+            framework.redirect_response(request, link("https://evil.example/form", prepared_at))
+        return framework.redirect_response(request, link(URL, prepared_at), "en", again="/cart")
+
+    routing: Any = Route if framework is payclient.web.starlette else web.get
     profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
-    async with tracking(FakeService(), profile=profile) as tracker, framework(tracker) as asking:
-        status, policy, body = await asking("/form?host=pay.example&age=599")
-        assert (status, policy) == (200, "origin")
-        assert "https://pay.example/form?x=1" in body
-        status, _, body = await asking("/form?host=pay.example&age=600&again=/cart")
-        assert (status, 'href="/cart"' in body, "pay.example" in body) == (410, True, False)
-        assert (await asking("/form?host=evil.example&age=1"))[0] == 500
+    async with (
+        tracking(FakeService(), profile=profile) as tracker,
+        asking_of(framework, tracker, [routing("/form/{age}", view)]) as asking,
+    ):
+        alive, dead = await asking("GET", "/form/599"), await asking("GET", "/form/600")
+    assert (alive.status, alive.headers["referrer-policy"]) == (200, "origin")
+    assert escape(URL).encode() in alive.body
+    assert (dead.status, b'href="/cart"' in dead.body, b"pay.example" in dead.body) == (410, True, False)

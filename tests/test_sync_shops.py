@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import payclient
+from cli_runs import wait_until
 from payclient import sync
 from payclient.simulator import Fault, Simulator, SimulatorThread
 from ports import kept_port
@@ -56,10 +56,7 @@ def shopping(service: SimulatorThread, url: str, count: int = 3) -> None:
         (pushed,) = [each for each in service.sales.values() if each.client_transaction_id == identifier]
         assert request(url, f"/pay/{identifier}", "POST")[0] == 303, "a double click"
         service.approve(pushed.transaction_id)
-        until = time.monotonic() + 60
-        while '"waiting":true' in request(url, f"{location}/status")[1].replace(" ", ""):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: '"waiting":false' in request(url, f"{location}/status")[1].replace(" ", ""))  # noqa: B023
         assert request(url, location)[:2] == (200, "Paid.")
     assert set(service.created_per_client_id.values()) == {1}
 
@@ -83,18 +80,6 @@ def test_two_preloaded_workers_over_one_postgresql(
         assert request(shop.url, location)[:2] == (200, "Not paid.")
 
 
-def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, tmp_path: Path) -> None:
-    """The second worker's requests are refused, and the answer names PostgreSQL."""
-    module("flask")
-    command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
-    with serving(command, service.url, tmp_path) as shop:
-        until, said = time.monotonic() + 60, ""
-        while "PostgreSQL" not in said and time.monotonic() < until:
-            status, said, _ = request(shop.url, f"/pay/order-{time.monotonic_ns()}", "POST")
-            assert status in {303, 409}
-        assert "must share a PostgreSQL ledger" in said
-
-
 def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path) -> None:
     """gunicorn waits for its threads, kills them in the end, and the next start finds out what came of the charge."""
     module("flask")
@@ -102,18 +87,10 @@ def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path
     command = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "1")
     # gunicorn's own file of the worker that it killed, which it never closes.
     killed = r"Exception ignored in: <_io.FileIO name=3 .*\n.*\n"
-    with serving(
-        (*command, "shop_flask:app"),
-        service.url,
-        tmp_path,
-        expected=killed,
-    ) as shop:
+    with serving((*command, "shop_flask:app"), service.url, tmp_path, expected=killed) as shop:
         click = threading.Thread(target=lambda: suppressed(request, shop.url, "/pay/order-1", "POST"))
         click.start()
-        until = time.monotonic() + 60
-        while not service.sales:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: bool(service.sales))
         shop.process.send_signal(signal.SIGTERM)
         shop.process.wait(60)
         click.join(60)
@@ -162,16 +139,15 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
     """Its reloader has a process beside the one that serves: only this one opens the ledger."""
     with kept_port() as port:
         url = f"http://127.0.0.1:{port}"
+
+        def is_served() -> bool:
+            with suppress(ConnectionRefusedError):
+                return bool(request(url, "/"))
+            return False
+
         write_modules(tmp_path, url, service.url)
         with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
-            until = time.monotonic() + 60
-            while True:
-                try:
-                    request(url, "/")
-                    break
-                except ConnectionRefusedError:
-                    assert time.monotonic() < until
-                    time.sleep(0.05)
+            wait_until(is_served)
             shopping(service, url, count=1)
 
 

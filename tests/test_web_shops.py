@@ -137,20 +137,9 @@ async def customer_of(shop: Shop) -> AsyncIterator[Customer]:
 
 async def test_a_shop_from_end_to_end(tmp_path: Path) -> None:
     """Pushes accepted, cancelled and expired, forms paid and closed; notifications forged, repeated and early."""
-    await shopping("aiohttp", tmp_path)
-
-
-async def test_two_workers_over_one_postgresql(
-    postgres: PostgresServer, database: str, tmp_path: Path
-) -> None:
-    """The same in Django by two processes of gunicorn's: whichever is told of a notification, asked, or waited in."""
-    await shopping(gunicorn("shop_django:app", 2), tmp_path, ledger=postgres.url(database))
-
-
-async def shopping(kind: str | tuple[str, ...], folder: Path, *, ledger: str | None = None) -> None:
     clock = ManualClock()
     async with HeldSimulator(clock) as service:
-        with serving(kind, service.url, folder, ledger=ledger) as shop:
+        with serving("aiohttp", service.url, tmp_path) as shop:
             async with customer_of(shop) as customer:
                 await push(customer, service)
                 await expiry(customer, service, clock)
@@ -410,10 +399,19 @@ async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
 async def test_three_workers_over_one_postgresql(
     postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:
-    """Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid."""
-    command = gunicorn("shop_django:app", 3)
-    async with HeldSimulator(ManualClock(), UNLIMITED) as service:
-        with serving(command, service.url, tmp_path, ledger=postgres.url(database), profile=PRESET) as shop:
+    """In Django by processes of gunicorn's: whichever is told of a notification, asked, or waited in, knows.
+
+    Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid.
+    """
+    clock = ManualClock()
+    async with HeldSimulator(clock, UNLIMITED) as service:
+        with serving(
+            gunicorn("shop_django:app", 3),
+            service.url,
+            tmp_path,
+            ledger=postgres.url(database),
+            profile=PRESET,
+        ) as shop:
             async with AsyncExitStack() as stack:
                 tabs = [await stack.enter_async_context(customer_of(shop)) for _ in range(12)]
                 links = await asyncio.gather(*(tab.form("a") for tab in tabs))
@@ -432,7 +430,12 @@ async def test_three_workers_over_one_postgresql(
                 assert await tabs[1].decided("c-1") is True
                 for status, page in await asyncio.gather(*(tab.click("pay", "c") for tab in tabs)):
                     assert (status, "Paid." in page) == (200, True)
-    assert_collected_once(service, 2)
+                assert_collected_once(service, 2)
+                await push(tabs[2], service)
+                await early(tabs[3], service)
+                await forged(tabs[4], service)
+                await tabs[5].pay("left-open", "0984111299")  # the end finds one open
+    assert set(service.created_per_client_id.values()) == {1}
 
 
 async def during(clock: ManualClock, doing: Coroutine[object, object, Page]) -> Page:
@@ -447,39 +450,39 @@ async def test_an_old_form_that_is_paid_late() -> None:
     """Loaded in its last minute, paid when its link is no longer handed out: no push beside it, before or after."""
     shop = types.ModuleType("orders")
     exec(BLOCKS["orders"], vars(shop))  # noqa: S102 - our own document
-    clock, phone = ManualClock(), b"phone=0984111222"
+    clock = ManualClock()
     async with (
         HeldSimulator(clock, UNLIMITED) as service,
         payclient.open_tracker(service.url, "secret", profile="payphone", clock=clock) as tracker,
     ):
-        assert (await during(clock, shop.card(tracker, "a"))).status == 200
+
+        async def pay(order: str) -> Page:
+            return await during(clock, shop.pay(tracker, order, b"phone=0984111222"))
+
+        async def card(order: str) -> Page:
+            return await during(clock, shop.card(tracker, order))
+
+        assert (await card("a")).status == 200
         (form,) = service.forms.values()
         await clock.advance(595)
         service.open_form(form.payment_id)
         for _ in range(5):
             await clock.advance(100)
-            assert (await during(clock, shop.pay(tracker, "a", phone))).status == 409
-            page = await during(
-                clock, shop.card(tracker, "a")
-            )  # too old to be handed out; the order's page says what is known
+            assert (await pay("a")).status == 409
+            page = await card("a")  # too old to be handed out; the order's page says what is known
             assert (page.status, page.headers["Location"]) == (303, "/orders/a")
-        back = await service.pay(form.payment_id)
-        assert (
-            await during(clock, shop.back(tracker, form.client_transaction_id, urlsplit(back).query))
-        ).status == 303
+        back = urlsplit(await service.pay(form.payment_id)).query
+        assert (await during(clock, shop.back(tracker, form.client_transaction_id, back))).status == 303
         for _ in range(3):
             assert b"Paid." in (await during(clock, shop.show(tracker, "a"))).body
-            assert {
-                (await during(clock, shop.pay(tracker, "a", phone))).status,
-                (await during(clock, shop.card(tracker, "a"))).status,
-            } == {303}
+            assert {(await pay("a")).status, (await card("a")).status} == {303}
             await clock.advance(1000)
         assert (service.counts.created, len(service.forms)) == (0, 1)
         assert_collected_once(service)
         # Nobody pays: once no link of it can be paid any more, and the service was asked, a push may be sent.
-        assert (await during(clock, shop.card(tracker, "b"))).status == 200
+        assert (await card("b")).status == 200
         prepared = clock.time()
-        while (await during(clock, shop.pay(tracker, "b", phone))).status == 409:
+        while (await pay("b")).status == 409:
             await clock.advance(100)
         assert 1500 <= clock.time() - prepared < 2000
         assert (service.counts.created, len(service.forms)) == (1, 2)

@@ -19,13 +19,12 @@ import attrs
 import pytest
 
 import control
-from payclient.cli.simulate import settings_of
 from payclient.profile import find_profile
 from payclient.simulator import Answers, Simulator, SimulatorThread
 
 __all__ = [
     "PYTHON", "ROOT", "TOKEN", "Said", "Service", "charge_arguments", "check_truth", "clean_environment", "crowd",
-    "read_report", "rows_of", "service", "silent", "simulated", "start", "unwilling", "wait_until", "willing",
+    "mixed", "read_report", "rows_of", "silent", "simulated", "start", "unwilling", "wait_until", "willing",
     "write_csv", "write_jsonl",
 ]  # fmt: skip
 
@@ -117,6 +116,8 @@ def crowd(folders: pytest.TempPathFactory, answer: str, window: float = 10) -> I
 
     The gaps between queries scale with the window: a short one finds an answer soon.
     """
+    from payclient.cli.simulate import settings_of  # which needs the packages of the command line
+
     profile = write_profile(folders.mktemp(answer), window)
     simulator = Simulator(
         token=TOKEN,
@@ -129,7 +130,7 @@ def crowd(folders: pytest.TempPathFactory, answer: str, window: float = 10) -> I
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A process; most approve, some reject, some never answer."""
     answers = ("--answers", "approve=0.7,reject=0.2,ignore=0.1", "--delay", "0.2")
     with simulated(tmp_path_factory.mktemp("mixed"), *answers, window=1.5) as running:
@@ -157,7 +158,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BASE_URL", "PROFILE", "LEDGER"):
         monkeypatch.delenv(f"PAYCLIENT_{name}", raising=False)

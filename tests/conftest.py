@@ -21,12 +21,23 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
+from cli_runs import clean_environment, mixed, silent, unwilling, willing
 from fake_service import FakeService
 from payclient import session
 from payclient.ledger import Ledger, open_ledger
 from postgres_server import database, new_database, postgres
 
-__all__ = ["database", "new_database", "postgres"]  # fixtures
+# Fixtures
+__all__ = [
+    "clean_environment",
+    "database",
+    "mixed",
+    "new_database",
+    "postgres",
+    "silent",
+    "unwilling",
+    "willing",
+]
 
 #: Each has a PostgreSQL and services of its own: more would rather wait for each other.
 MOST_WORKERS = 6

@@ -18,20 +18,16 @@ from cli_runs import (
     Service,
     charge_arguments,
     check_truth,
-    clean_environment,
     read_report,
     rows_of,
-    service,
-    silent,
     start,
     wait_until,
-    willing,
     write_csv,
     write_jsonl,
 )
 from payclient.cli import main
 
-__all__ = ["clean_environment", "service", "silent", "willing"]  # fixtures
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 # --- Whole files
@@ -72,20 +68,20 @@ def test_a_purchase_that_is_open_is_called_so(silent: Service, tmp_path: Path) -
     assert list(silent.truth("open")) == [sent["client_transaction_id"]]
 
 
-def test_a_csv_finishes_and_a_second_run_sends_nothing(service: Service, tmp_path: Path, capfd: Said) -> None:
+def test_a_csv_finishes_and_a_second_run_sends_nothing(mixed: Service, tmp_path: Path, capfd: Said) -> None:
     """Every outcome is the service's, the report has them all, and the same command again asks for nothing."""
     rows = rows_of("csv", 120)
     file, report = write_csv(tmp_path / "charges.csv", rows), tmp_path / "report.csv"
-    arguments = charge_arguments(service, file, "--report", str(report), "--max-in-flight", "100")
+    arguments = charge_arguments(mixed, file, "--report", str(report), "--max-in-flight", "100")
     assert main(arguments) == 3
-    truth, lines = service.truth("csv-"), read_report(report)
+    truth, lines = mixed.truth("csv-"), read_report(report)
     assert len(truth) == len(lines) == 120
     check_truth(lines, truth)
     assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
     assert lines["csv-7"]["amount"] == "1157"
-    before = service.counts()
+    before = mixed.counts()
     assert main(arguments) == 3
-    assert service.counts() == before
+    assert mixed.counts() == before
     assert before["duplicates"] == {}
     assert read_report(report) == lines
     said = capfd.readouterr()
@@ -211,10 +207,7 @@ def interrupted(
     signals: list[int],
     program: list[str] | None = None,
 ) -> tuple[int, str]:
-    """Charge five at a time, and send the signals, the first once five wait for their customers.
-
-    With one signal alone, the customers reject once the program says that it waits for them.
-    """
+    """Charge five at a time, and send the signals, the first once five wait for their customers."""
     arguments = charge_arguments(service, file, "--report", str(report), "--max-pending", "5")
     said = ""
     with start(arguments, program) as process:
@@ -226,23 +219,8 @@ def interrupted(
                 line = process.stderr.readline()
                 assert line, said
                 said += line
-        if len(signals) == 1 and program is None:
-            service.reject(prefix)
         _, err = process.communicate(timeout=60)
     return process.returncode, said + err
-
-
-def test_a_signal_once_waits_for_what_is_pending(silent: Service, tmp_path: Path) -> None:
-    """It says how many and until when, sends nothing more, lists every row and says how to go on."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("once", 12)), tmp_path / "report.csv"
-    code, err = interrupted(silent, file, report, "once", [signal.SIGHUP])
-    assert code == 130
-    assert re.search(r"waiting for 5 customers until \d\d:\d\d:\d\d \(in \d+ s\)", err)
-    assert "to go on: payclient charge" in err
-    assert TOKEN not in err
-    states = [line["state"] for line in read_report(report).values()]
-    assert sorted(states) == [""] * 7 + ["cancelled"] * 5
-    assert len(silent.truth("once")) == 5
 
 
 def test_sigterm_is_ctrl_c_once_and_later_twice(silent: Service, tmp_path: Path) -> None:
@@ -265,7 +243,10 @@ def test_a_report_is_true_whenever_a_resumed_run_is_killed(silent: Service, tmp_
     file, report = write_csv(tmp_path / "charges.csv", rows_of("again", 37)), tmp_path / "report.csv"
     code, err = interrupted(silent, file, report, "again-", [signal.SIGINT, signal.SIGINT])
     assert code == 130
+    assert re.search(r"waiting for 5 customers until \d\d:\d\d:\d\d \(in \d+ s\)", err)
     assert "stopped waiting" in err
+    assert "to go on: payclient charge" in err
+    assert TOKEN not in err
     states = [line["state"] for line in read_report(report).values()]
     assert sorted(states) == [""] * 32 + ["pending"] * 5
     arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending")

@@ -11,23 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import (
-    PYTHON,
-    ROOT,
-    Said,
-    Service,
-    charge_arguments,
-    clean_environment,
-    crowd,
-    read_report,
-    rows_of,
-    unwilling,
-    willing,
-    write_csv,
-)
+from cli_runs import PYTHON, ROOT, Said, Service, charge_arguments, crowd, read_report, rows_of, write_csv
 from payclient.cli import main
 
-__all__ = ["clean_environment", "unwilling", "willing"]  # fixtures
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 # --- A ledger that is not there

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import TOKEN, Service, clean_environment, rows_of, willing, write_csv
+from cli_runs import TOKEN, Said, Service, rows_of, write_csv
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
 
-__all__ = ["clean_environment", "willing"]  # fixtures
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_file_beside_the_charges_has_all_settings(
     willing: Service,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     """Its paths are those beside it, wherever the command runs; every other command finds the same ledger."""
     monkeypatch.chdir(tmp_path)
@@ -54,9 +54,7 @@ def test_a_file_beside_the_charges_has_all_settings(
     assert TOKEN not in out
 
 
-def test_options_and_the_environment_win(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """And doctor says where each value is from."""
     monkeypatch.chdir(shop)
     monkeypatch.setenv("PAYCLIENT_LEDGER", "memory:")
@@ -69,7 +67,7 @@ def test_options_and_the_environment_win(
 
 
 def test_a_column_that_the_settings_keep_is_no_column_that_nobody_reads(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """As with --keep."""
     monkeypatch.chdir(shop)
@@ -80,7 +78,7 @@ def test_a_column_that_the_settings_keep_is_no_column_that_nobody_reads(
 
 
 def test_a_pair_replaces_that_of_its_own_field_only(
-    shop: Path, willing: Service, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shop: Path, willing: Service, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """An option over the file, and a section over what stands above it; in either spelling of the field."""
     monkeypatch.chdir(shop)
@@ -97,7 +95,7 @@ def test_a_pair_replaces_that_of_its_own_field_only(
 
 
 def test_the_users_own_folder_comes_last(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """It is read where neither the charges nor the working directory have a file."""
     place = tmp_path / "config" / "payclient"
@@ -125,7 +123,7 @@ def test_the_users_own_folder_comes_last(
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_meant_is_refused(
-    tmp_path: Path, content: str | None, said: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, content: str | None, said: str, capfd: Said
 ) -> None:
     """In one line, and the token that stands there is not repeated."""
     settings = tmp_path / "settings.toml"
@@ -140,7 +138,7 @@ def test_a_file_that_cannot_be_meant_is_refused(
 
 
 def test_a_statement_has_its_own_section(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """Beside the statement; a column of charges is none of a statement."""
     (shop / "rent.csv").write_text("clave;telefono;valor;casa\nbank-1;0977000002;25,00;A\n")
@@ -158,7 +156,7 @@ def test_a_statement_has_its_own_section(
     assert "key" in capfd.readouterr().err
 
 
-def test_every_setting_is_an_option_of_charge(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_is_an_option_of_charge(capfd: Said) -> None:
     """What a person has to agree to each time is not one of them."""
     assert main(["charge", "--help"]) == 0
     options = set(re.findall(r"--([a-z-]+)", capfd.readouterr().out))
@@ -166,9 +164,7 @@ def test_every_setting_is_an_option_of_charge(capfd: pytest.CaptureFixture[str])
     assert {"yes", "new_ledger", "skip_bad", "config"}.isdisjoint(SETTINGS)
 
 
-def test_the_simulator_is_no_shop(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_simulator_is_no_shop(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Its options of the same names mean something else."""
     monkeypatch.chdir(shop)
     (shop / "payclient.toml").write_text("set = { currency = 'USD' }\n")

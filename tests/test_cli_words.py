@@ -10,25 +10,15 @@ from pathlib import Path
 import pytest
 
 import payclient
-from cli_runs import (
-    Service,
-    charge_arguments,
-    clean_environment,
-    rows_of,
-    silent,
-    simulated,
-    unwilling,
-    wait_until,
-    willing,
-    write_csv,
-)
+from cli_runs import Said, Service, charge_arguments, rows_of, simulated, wait_until, write_csv
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
 from payclient.cli.reach import Reach
 from payclient.cli.texts import choose_language, counted, reason, table, text
 from payclient.session import Exchange
 
-__all__ = ["clean_environment", "silent", "unwilling", "willing"]  # fixtures
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 
 ROOT = Path(payclient.__file__).parent
 
@@ -105,9 +95,7 @@ def test_every_sentence_stands_in_the_code() -> None:
 
 
 @pytest.mark.parametrize("command", ["", "ledger", *COMMANDS])
-def test_help_is_in_spanish(
-    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_in_spanish(command: str, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each command: its sentences, its options, what may be given, and the words around them."""
     monkeypatch.setenv("COLUMNS", "1000")
     assert main(["--language=es", *command.split(), "--help"]) == 0
@@ -147,7 +135,7 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
     ],
 )  # fmt: skip
 def test_a_frequent_error_is_said_in_spanish(
-    arguments: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: str, said: str, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an operator meets on the first day."""
     monkeypatch.setenv("LANG", "es_EC.UTF-8")
@@ -212,7 +200,7 @@ def test_a_reason_has_its_spanish_form(english: str, spanish: str) -> None:
 
 
 def test_the_language_is_told_or_that_of_the_system(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--language wins over LC_ALL and LANG; any language but Spanish is English."""
     rows = rows_of("lengua", 3)
@@ -238,9 +226,7 @@ def test_the_language_is_told_or_that_of_the_system(
         assert ("USD 23,03" in out) is is_spanish
 
 
-def test_small_amounts_are_asked_for(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_small_amounts_are_asked_for(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """25 without --amounts is USD 0.25 in the plan, and nothing is sent until it is told which it is."""
     rows = rows_of("small", 3)
     for number, row in enumerate(rows):
@@ -257,9 +243,7 @@ def test_small_amounts_are_asked_for(
     assert main(charge_arguments(willing, file, "--amounts", "cents")) == 0
 
 
-def test_what_is_to_do_stands_at_the_end(
-    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_to_do_stands_at_the_end(silent: Service, tmp_path: Path, capfd: Said) -> None:
     """One line for each thing, with its command; nothing where all is done."""
     file = write_csv(tmp_path / "todo.csv", rows_of("todo", 2))
     arguments = charge_arguments(silent, file, "--wait", "0")
@@ -300,7 +284,7 @@ def test_a_service_that_has_gone_is_told_of_once() -> None:
 
 
 def test_a_run_says_that_the_service_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
@@ -326,27 +310,17 @@ def test_a_run_says_that_the_service_has_gone(
     assert "revise la red de esta máquina" in err
 
 
-def test_doubles_are_suspected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The same customer with the same amount is named by lines, and not refused."""
-    rows = rows_of("twice", 4)
-    rows[2] |= {"phone_number": rows[1]["phone_number"], "amount_with_tax": rows[1]["amount_with_tax"]}
-    assert main(["charge", str(write_csv(tmp_path / "twice.csv", rows)), "--dry-run"]) == 0
-    assert "1 customer with the same amount more than once: lines 3 and 4" in " ".join(
-        capfd.readouterr().out.split()
-    )
-
-
 def test_the_plan_counts_what_it_corrects_and_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
-    """Phones with the shape that they have now, lines above, between and below the rows, and the end by the clock."""
+    """Phones with their shape, lines above, between and below the rows, suspected doubles, the end by the clock."""
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("payclient.cli.terminal.at", lambda when: f"<{when:g}>")
     file = tmp_path / "c.csv"
     file.write_text(
         "Cobros de marzo;;\n;;\nclave;telefono;valor\na;593987000031;12,50\n;;\nb;+593 98 700 0032;1,00\n"
-        "c;0987000033;1,00\nTotal;;14,50\n"
+        "c;0987000032;1,00\nTotal;;14,50\n"
     )
     arguments = [
         "charge", str(file), "--dry-run", "--profile", "payphone", "--key", "clave", "--map", "phone_number=telefono",
@@ -357,12 +331,11 @@ def test_the_plan_counts_what_it_corrects_and_leaves_out(
     out = capfd.readouterr().out
     assert "2 rows with the phone corrected to 0######### (593): 4, 6" in out
     assert "2 lines above the header; 1 line empty: 5; 1 line of totals below the rows: 8" in out
+    assert "1 customer with the same amount more than once: lines 6 and 7" in out
     assert re.search(r"3 charges; over in \d+ min \d+ s at the latest, at <[\d.]+> if begun now", out)
 
 
-def test_the_page_speaks_the_language(
-    unwilling: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_speaks_the_language(unwilling: Service, tmp_path: Path, capfd: Said) -> None:
     """With its numbers and its money."""
     page = tmp_path / "pagina.html"
     file = write_csv(tmp_path / "cobros.csv", rows_of("pagina", 2))

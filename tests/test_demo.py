@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import attrs
-import pytest
 
+from cli_runs import Said
 from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.cli.simulate import STATUS, settings_of
@@ -22,9 +22,7 @@ from payclient.simulator import Simulator
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_demo_agrees_with_what_the_simulator_did(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_agrees_with_what_the_simulator_did(tmp_path: Path, capfd: Said) -> None:
     """Without any settings: exit 0, all four outcomes, and every count equal."""
     directory = tmp_path / "demo"
     began = time.monotonic()

@@ -168,17 +168,6 @@ def test_the_diagram_is_the_table() -> None:
     assert blocks("mermaid", "unknown") == [diagram()]
 
 
-def test_the_two_commands_stand_on_one_line_each() -> None:
-    """One ends in the demo, one in the test command."""
-    commands = [
-        line
-        for block in blocks("sh", "README")
-        for line in block.splitlines()
-        if line.startswith("python3 -m venv")
-    ]
-    assert [command.split()[-1] for command in commands] == ["demo", "pytest"]
-
-
 def test_the_error_tree_is_the_modules() -> None:
     """Every error class stands in the tree."""
     errors = [name for name in payclient.__all__ if name.endswith("Error")]

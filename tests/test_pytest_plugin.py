@@ -16,7 +16,6 @@ import payclient
 import required
 from payclient import State, Tracker
 from payclient.pytest_plugin import PayService
-from payclient.simulator import Fault
 from payclient.simulator.control_api import OPERATIONS
 
 pytest_plugins = ["payclient.pytest_plugin"]
@@ -46,15 +45,6 @@ async def test_nothing_of_another_test_is_left(pay_service: PayService, pay_trac
     assert pay_service.control.counts.created == 0
     assert await pay_tracker.find("order-1") is None
     assert "token" not in repr(pay_service)
-
-
-async def test_a_lost_answer(pay_service: PayService, pay_tracker: Tracker) -> None:
-    """It is unknown, then found and paid."""
-    pay_service.control.fail_next(Fault("reset"))
-    pending = await pay_tracker.sale(REQUEST)
-    pay_service.control.approve("order-1")
-    assert (await pending.wait()).paid is True
-    assert pay_service.control.faults.done == {"reset": 1}
 
 
 async def test_the_presets_service(payphone_service: PayService) -> None:

@@ -11,22 +11,14 @@ import signal
 import socket
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cli_runs import (
-    Service,
-    charge_arguments,
-    clean_environment,
-    read_report,
-    rows_of,
-    service,
-    silent,
-    start,
-    write_csv,
-)
-from manual_clock import ManualClock
+from cli_runs import Said, Service, charge_arguments, read_report, rows_of, start, write_csv
+from fake_service import FakeService, lost_answer, sale, tracking
+from payclient import DOCUMENT
 from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
 from payclient.cli.progress import (
@@ -39,13 +31,9 @@ from payclient.cli.progress import (
 )
 from payclient.cli.report import NOT_SENT_YET, Line, Tally
 from payclient.errors import ConfigurationError
-from payclient.ledger.memory import MemoryLedger
-from payclient.models import SaleRequest
-from payclient.session import PaySession
-from payclient.tracking.tracker import Tracker
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
-__all__ = ["clean_environment", "service", "silent"]
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 
 NOW = 1_763_720_000.0
 
@@ -68,36 +56,23 @@ def tally_of(*lines: Line) -> Tally:
 
 async def test_what_is_open_of_this_run_is_counted() -> None:
     """Pending with the time left of the next to expire and the last end; sales of other runs are passed over."""
-    clock, number = ManualClock(start=NOW), 0
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        nonlocal number
-        assert before_send is not None
-        await before_send()
-        number += 1
-        if number == 3:
-            return HttpResponse(status=500)
-        return HttpResponse(status=200, body=b'{"transactionId":%d}' % number)
-
-    session = PaySession("http://127.0.0.1:9", "token", transport=transport)
-    async with session, Tracker(session, MemoryLedger(), clock=clock) as tracker:
+    service = FakeService()
+    async with tracking(service, profile=DOCUMENT) as tracker:
+        began = service.clock.time()
         for each in range(4):
-            await tracker.sale(
-                SaleRequest(
-                    phone_number=f"099{each}", country_code="593", currency="USD", amount_with_tax=100,
-                    client_transaction_id=f"row-{each}",
-                )
-            )  # fmt: skip
-            await clock.advance(10)
+            service.scripts = [lost_answer] if each == 2 else []
+            await tracker.sale(sale(f"row-{each}", phone=f"099{each}"))
+            await service.clock.advance(10)
 
         def now() -> Unfinished:
-            return unfinished(tracker.open_sales(), {"row-1", "row-2", "row-3", "row-9"}, clock.time())
+            own = {"row-1", "row-2", "row-3", "row-9"}
+            return unfinished(tracker.open_sales(), own, service.clock.time())
 
         seen = now()
         assert (seen.pending, seen.unknown, seen.expired, seen.queued) == (2, 1, 0, 1)
         assert seen.next_left == 270  # row 1: asked 30 s ago
-        assert seen.expires_at == NOW + 330
-        await clock.advance(280)
+        assert seen.expires_at == began + 330
+        await service.clock.advance(280)
         later = now()
         assert (later.pending, later.expired, later.next_left) == (1, 1, 10)
 
@@ -111,7 +86,7 @@ async def test_what_is_open_of_this_run_is_counted() -> None:
     ],
 )
 def test_a_plan_says_when_it_is_over_at_the_latest(
-    tmp_path: Path, options: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, options: list[str], said: str, capfd: Said
 ) -> None:
     """By the rate of sends, the prompts that may be open at once, and the customers' time."""
     profile = tmp_path / "profile.toml"
@@ -184,9 +159,7 @@ async def test_rows_that_are_not_sent_yet_are_counted_apart(tmp_path: Path) -> N
     assert "unknown" not in console.file.getvalue() + page.partition("“Paid” is")[0]
 
 
-async def test_a_machine_that_hangs_up_ends_no_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_machine_that_hangs_up_ends_no_run(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     """Who reads the events may go."""
 
     class Closed(io.StringIO):
@@ -199,14 +172,10 @@ async def test_a_machine_that_hangs_up_ends_no_run(
     events.row(line(2))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 s"), (59.5, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
-)
-def test_durations_are_rounded_up(seconds: float, text: str) -> None:
-    assert terminal.duration(seconds) == text
-
-
-def test_a_moment_of_another_day_has_its_day() -> None:
+def test_durations_are_rounded_up() -> None:
+    """A moment of another day has its day."""
+    for seconds, text in ((0.2, "1 s"), (59.5, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")):
+        assert terminal.duration(seconds) == text
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", terminal.at(NOW))
 
 
@@ -280,19 +249,12 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
         line(13, "refused", error_code=22, message="El cliente no existe"), line(14, "", message="not sent yet"),
     )  # fmt: skip
     page = read_page(text)
-    assert "8 of 15 charges were paid: USD 80.28." in page.text
-    assert "3 rows need a person. 1 is not sent yet." in page.text
-    assert "Half of them answered within 10 s, nine of ten within 10 s. 3 did not answer in time" in page.text
-    for word in (
-        "row-11",
-        "EUR 10.11",
-        "row-12",
-        "row-13",
-        "El cliente no existe",
-        "22",
-        NOT_SENT_YET.capitalize(),
-    ):
-        assert word in page.text
+    for words in (
+        "8 of 15 charges were paid: USD 80.28.", "3 rows need a person. 1 is not sent yet.",
+        "Half of them answered within 10 s, nine of ten within 10 s. 3 did not answer in time",
+        "row-11", "EUR 10.11", "row-12", "row-13", "El cliente no existe", "22", NOT_SENT_YET.capitalize(),
+    ):  # fmt: skip
+        assert words in page.text
     assert "row-3" not in page.text
     assert 'aria-label="8 accepted, 3 cancelled, 1 refused, 1 expired, 1 unknown, 1 not sent yet"' in text
     assert 'http-equiv="refresh"' not in text
@@ -331,15 +293,13 @@ def test_a_page_lists_so_many_and_counts_all(tmp_path: Path) -> None:
 
 
 def test_no_rows_make_a_page(tmp_path: Path) -> None:
+    """It ends in .html, in a folder that is there."""
     page = read_page(page_of(tmp_path / "r.html", code=130, total=3))
     assert "0 of 3 charges were paid." in page.text
     assert "Interrupted" in page.text
-
-
-@pytest.mark.parametrize(("name", "said"), [("r.txt", "must end in .html"), ("no/r.html", "directory")])
-def test_a_page_has_its_place(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        RunPage(tmp_path / name, title="x", window=300)
+    for name, said in (("r.txt", "must end in .html"), ("no/r.html", "directory")):
+        with pytest.raises(ConfigurationError, match=said):
+            RunPage(tmp_path / name, title="x", window=300)
 
 
 def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
@@ -355,55 +315,45 @@ def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
 # --- The command
 
 
-def events_of(text: str) -> list[dict[str, object]]:
+def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(each) for each in text.splitlines()]
 
 
-def test_events_for_machines_and_a_page_that_is_rebuilt(
-    service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_events_for_machines_and_a_page_that_is_rebuilt(mixed: Service, tmp_path: Path, capfd: Said) -> None:
     """`--json`: begin, a row each, the end, and nothing else on stdout; again, it sends nothing and writes the page."""
-    file, page = write_csv(tmp_path / "charges.csv", rows_of("json", 40)), tmp_path / "page.html"
-    arguments = charge_arguments(service, file, "--json", "--html", str(page))
+    file, page = write_csv(tmp_path / "charges.csv", rows_of("json", 20)), tmp_path / "page.html"
+    arguments = charge_arguments(mixed, file, "--json", "--html", str(page))
     assert main(arguments) == 3
     events = events_of(capfd.readouterr().out)
-    assert [event["event"] for event in events if event["event"] != "progress"] == [
-        "begin",
-        *["row"] * 40,
-        "end",
-    ]
-    rows = {event["client_transaction_id"]: event["state"] for event in events if event["event"] == "row"}
-    assert len(rows) == 40
+    kinds = [event["event"] for event in events if event["event"] != "progress"]
+    assert kinds == ["begin", *["row"] * 20, "end"]
+    assert len({event["client_transaction_id"] for event in events if event["event"] == "row"}) == 20
     end = events[-1]
-    assert (end["exit_code"], end["done"], end["html"]) == (3, 40, str(page))
-    outcomes = end["outcomes"]
-    assert isinstance(outcomes, dict)
-    assert sum(outcome["rows"] for outcome in outcomes.values()) == 40
+    assert (end["exit_code"], end["done"], end["html"]) == (3, 20, str(page))
+    assert sum(outcome["rows"] for outcome in end["outcomes"].values()) == 20
     assert "0977" not in page.read_text() + json.dumps(events)
     first = read_page(page.read_text())
     page.unlink()
-    before = service.counts()
+    before = mixed.counts()
     assert main(arguments) == 3
-    assert service.counts() == before
+    assert mixed.counts() == before
     again = events_of(capfd.readouterr().out)
     assert [again[n]["event"] for n in (0, 1, -1)] == ["begin", "row", "end"]
     written = re.compile(r"This page was written.*?\)")
     assert written.sub("", read_page(page.read_text()).text) == written.sub("", first.text)
 
 
-def test_quiet_says_nothing_where_all_is_well(
-    tmp_path: Path, service: Service, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_says_nothing_where_all_is_well(tmp_path: Path, mixed: Service, capfd: Said) -> None:
     """An earlier `ledger init` is the consent that `--new-ledger` would be."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("quiet", 5)), tmp_path / "r.csv"
     assert main(["ledger", "init", "--ledger", f"sqlite:{tmp_path / 'ledger.db'}"]) == 0
     assert "the ledger is ready" in capfd.readouterr().err
-    arguments = charge_arguments(service, file, "--quiet", "--report", str(report))
+    arguments = charge_arguments(mixed, file, "--quiet", "--report", str(report))
     arguments.remove("--new-ledger")
     assert main(arguments) in (0, 3)
     assert capfd.readouterr() == ("", "")
     assert all(row["created_at"].endswith("Z") for row in read_report(report).values())
-    assert main(charge_arguments(service, file, "--quiet", "--json")) == 2
+    assert main(charge_arguments(mixed, file, "--quiet", "--json")) == 2
     assert "give one of them" in capfd.readouterr().err
 
 
@@ -429,15 +379,16 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_tells_machines_and_leaves_a_page(silent: Service, tmp_path: Path) -> None:
-    """Events `stopping` and `waiting` with until when; the page says that it was interrupted."""
+    """A signal once: no more is sent, and it waits for whom it has asked, and tells machines until when."""
     file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
-    arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
-    with start(arguments) as process:
+    report = tmp_path / "report.csv"
+    more = ["--json", "--html", str(page), "--report", str(report), "--max-pending", "3"]
+    with start(charge_arguments(silent, file, *more)) as process:
         assert process.stdout is not None
         events = [json.loads(process.stdout.readline())]
         while not events[-1].get("pending"):
             events.append(json.loads(process.stdout.readline()))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGHUP)
         while events[-1]["event"] != "waiting":
             events.append(json.loads(process.stdout.readline()))
         silent.reject("told")
@@ -450,6 +401,9 @@ def test_an_interrupted_run_tells_machines_and_leaves_a_page(silent: Service, tm
     waiting = next(event for event in events if event["event"] == "waiting")
     assert waiting["pending"] == 3
     assert waiting["until"].endswith("Z")
+    assert len(silent.truth("told")) == 3
+    states = [row["state"] for row in read_report(report).values()]
+    assert sorted(states) == [""] * 5 + ["cancelled"] * 3
     text = read_page(page.read_text()).text
     assert "Interrupted" in text
     assert "Not sent yet" in text

@@ -249,7 +249,7 @@ from aiohttp import ClientSession
 async def serve():
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    {leak}
+    session = ClientSession(); asyncio.sleep(1)
     async def answer(reader, writer):
         writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
         writer.close()
@@ -260,26 +260,12 @@ asyncio.run(serve())
 """
 
 
-@pytest.mark.parametrize(
-    ("leak", "said"),
-    [
-        ("session = ClientSession(); asyncio.sleep(1)", ["Unclosed client session", "never awaited"]),
-        (
-            "asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), None)).cancel(); 1 / 0",
-            ["ZeroDivisionError"],
-        ),
-    ],
-)
-async def test_what_a_shop_leaks_is_noticed(leak: str, said: list[str], tmp_path: Path) -> None:
-    """A session, a coroutine, an error at the end: the tests above would fail."""
-    code = LEAKING.replace("{leak}", leak)
-    with pytest.raises(AssertionError), serving(("-c", code), "http://127.0.0.1:1", tmp_path) as shop:
-        if "1 / 0" in leak:
-            await asyncio.to_thread(shop.process.wait, 60)
-        else:
-            async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
-                assert response.status == 200
-    assert all(words in shop.err for words in said)
+async def test_what_a_shop_leaks_is_noticed(tmp_path: Path) -> None:
+    """A session, or a coroutine that nobody awaits: the tests above would fail."""
+    with pytest.raises(AssertionError), serving(("-c", LEAKING), "http://127.0.0.1:1", tmp_path) as shop:
+        async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
+            assert response.status == 200
+    assert all(words in shop.err for words in ("Unclosed client session", "never awaited"))
 
 
 # --- One order, paid once

@@ -30,9 +30,11 @@ from fake_service import (
     tracking,
     when,
 )
+from payclient.batch import ChargeRow
 from payclient.batch.charges import KNOWN_FOR
 from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW, send_rate
+from payclient.cli.report import line_of
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -256,6 +258,22 @@ async def test_a_foreign_busy_customer_is_tried_again_and_then_given_up(service:
     results = await charged(service, [sale("busy", phone="0997")])
     assert isinstance(results["busy"].error, payclient.CustomerBusyError)
     assert service.clock.monotonic() - begun <= BUSY_FOR + 1
+
+
+async def test_a_row_whose_earlier_attempt_waits_for_its_customer_is_not_unpaid(service: FakeService) -> None:
+    """Refused as existing, and found as late as in the next batch: the customer may approve it after the batch."""
+    ledger = MemoryLedger()
+    service.scripts = [refuses(22, 2061)]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+    service.add_sale(state="Pendiente")
+    results = await charged(service, [sale()], ledger, each_second=silent)
+    assert (results["order-17"].outcome, results["order-17"].paid) == (None, None)
+    line = line_of(ChargeRow(request=sale()), None, results["order-17"].error)
+    assert (line.state, line.paid) == ("", None)
+    assert "waits for the customer" in line.message
+    assert not service.posted
 
 
 async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService) -> None:

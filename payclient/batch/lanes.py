@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from typing import TypeGuard
 
 import attrs
 
@@ -69,7 +70,12 @@ class ChargeResult:
         if self.outcome is not None:
             return self.outcome.paid
         # After an error of another kind an earlier attempt of the id may exist.
-        return False if isinstance(self.error, RefusedError | AlreadyPaidError) else None
+        return False if is_refusal(self.error) or isinstance(self.error, AlreadyPaidError) else None
+
+
+def is_refusal(error: Exception | None) -> TypeGuard[RefusedError]:
+    """Return whether the service refused the row: without an HTTP status, an earlier attempt was found open."""
+    return isinstance(error, RefusedError) and error.http_status is not None
 
 
 def passes(evidence: Evidence, error_type: str | None) -> bool:

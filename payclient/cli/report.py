@@ -17,6 +17,7 @@ from typing import Any, Self
 import attrs
 
 from payclient.batch import ChargeRow
+from payclient.batch.lanes import is_refusal
 from payclient.cli.files import atomic_write
 from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_report, table_bytes
 from payclient.cli.terminal import iso
@@ -117,7 +118,7 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
         if outcome.state is not State.REFUSED:
             facts |= {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
             facts["message"] = outcome.reason or ""
-    elif isinstance(error, RefusedError):
+    elif is_refusal(error):
         facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}
     elif label := next((label for kind, label in _UNSENT.items() if isinstance(error, kind)), None):
         facts = {"evidence": label, "paid": _PAID[label]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import asyncpg
 import attrs
 import pytest
 
-from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger import Change, Ledger, archive_ledger, open_ledger
 from payclient.ledger.records import read_statements
 from payclient.lifecycle import TRANSITIONS, Record, State
-from test_ledger import brought
+from test_ledger import NOW, PATHS, brought, took
+from test_ledger import url as url  # the fixture
 
 LEGAL = {(before, target or before) for before, table in TRANSITIONS.items() for target in table.values()}
 
@@ -29,27 +31,30 @@ Refused = (sqlite3.IntegrityError, asyncpg.RaiseError, asyncpg.IntegrityConstrai
 class Shell:
     """A ledger, and somebody with the database's own shell beside it."""
 
-    def __init__(self, ledger: Ledger, place: str, shared: asyncpg.Connection | None) -> None:
+    def __init__(self, ledger: Ledger, url: str, shared: asyncpg.Connection | None) -> None:
         self.ledger = ledger
         self.kind = "sqlite" if shared is None else "postgres"
-        self._place = place
+        self._url = url
         self._shared = shared
+
+    async def archive(self, path: Path) -> None:
+        """Archive what is decided, as the ledger's owner does."""
+        await self.ledger.aclose()
+        await archive_ledger(self._url, NOW + 1000, path / "archive")
+        self.ledger = await open_ledger(self._url)
 
     async def run(self, sql: str) -> list[tuple[Any, ...]]:
         """Execute it and commit."""
         if self._shared is not None:
             return [tuple(row) for row in await self._shared.fetch(sql)]
-        connection = sqlite3.connect(self._place)
-        try:
-            with connection:
-                return connection.execute(sql).fetchall()
-        finally:
-            connection.close()
+        with closing(sqlite3.connect(self._url.removeprefix("sqlite:"))) as connection, connection:
+            return connection.execute(sql).fetchall()
 
     async def tables(self) -> list[list[tuple[Any, ...]]]:
         """All that is kept of attempts."""
         return [
-            await self.run(f"SELECT * FROM {table}") for table in ("attempts", "changes", "open_attempts")
+            await self.run(f"SELECT * FROM {table}")
+            for table in ("attempts", "changes", "open_attempts", "archived")
         ]
 
     async def is_refused(self, sql: str) -> bool:
@@ -91,17 +96,15 @@ class Shell:
         )
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def shell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shell]:
-    place, shared = str(tmp_path / "charges.db"), None
-    if request.param == "postgres":
-        postgres = request.getfixturevalue("postgres")
-        place = postgres.url(await postgres.emptied())
+@pytest.fixture
+async def shell(url: str) -> AsyncIterator[Shell]:
+    shared = None
+    if url.startswith("postgresql"):
         settings = {"search_path": "payclient"}
-        shared = await asyncpg.connect(place, statement_cache_size=0, server_settings=settings)
-    ledger = await open_ledger(f"sqlite:{place}" if shared is None else place)
-    yield Shell(ledger, place, shared)
-    await ledger.aclose()
+        shared = await asyncpg.connect(url, statement_cache_size=0, server_settings=settings)
+    shell = Shell(await open_ledger(url), url, shared)
+    yield shell
+    await shell.ledger.aclose()
     if shared is not None:
         await shared.close()
 
@@ -156,15 +159,52 @@ async def test_a_change_is_the_next_one(shell: Shell) -> None:
             assert not await shell.add_change("accepted", verb=verb, **{name: value}), (verb, name, value)
 
 
-async def test_what_is_written_stays(shell: Shell) -> None:
-    """No statement can alter what an attempt is, its history, or that it is open."""
+async def test_what_is_written_stays(shell: Shell, tmp_path: Path) -> None:
+    """No statement can alter what an attempt is or was, its history, or that it is open."""
     await brought(shell.ledger, State.PENDING)
+    await brought(shell.ledger, State.ACCEPTED, "archived")
+    await shell.archive(tmp_path)
+    assert {len(rows) for rows in await shell.tables()} == {1}  # of one attempt each, and its change
     for sql in (
         "UPDATE attempts SET client_transaction_id = 'other'", "UPDATE attempts SET amount = 1",
         "DELETE FROM attempts", "UPDATE changes SET after = 'accepted'",
         "UPDATE changes SET transaction_id = 8", "DELETE FROM changes", "DELETE FROM open_attempts",
+        "DELETE FROM archived", "UPDATE archived SET amount = 1",
     ):  # fmt: skip
         assert await shell.is_refused(sql), sql
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "amount"),
+    [("'open'", "state", "amount"), ("'open'", "'accepted'", "amount"), ("'paid'", "'refused'", "amount"),
+     ("'paid'", "state", "amount + 1"), ("'paid'", "state", "amount")],
+)  # fmt: skip
+async def test_only_what_is_decided_is_archived_by_hand(
+    shell: Shell, name: str, state: str, amount: str
+) -> None:
+    """As it is: its time of decision too, which is another one here."""
+    await brought(shell.ledger, State.PENDING, "open")
+    await brought(shell.ledger, State.ACCEPTED, "paid")
+    same = (
+        "id, client_transaction_id, attempt, kind, digest, credentials, currency, evidence, version, "
+        "transaction_id, created_at, error_code, error_type, purchase, links_dead_at"
+    )
+    ask, one = (", ask", ", 1") if shell.kind == "postgres" else ("", "")
+    assert await shell.is_refused(
+        f"INSERT INTO archived ({same}, amount, state, decided_at, archived_at{ask}) "
+        f"SELECT {same}, {amount}, {state}, 1.0, 2.0{one} FROM live_records WHERE client_transaction_id = {name}"
+    )
+
+
+async def test_no_archived_permit_is_written_by_hand(shell: Shell, tmp_path: Path) -> None:
+    """Of an id whose two attempts were refused and archived only the third may follow."""
+    for number in (1, 2):
+        await took(shell.ledger, "retried", *PATHS[State.REFUSED], attempt=number)
+    await brought(shell.ledger, State.PENDING, "template")
+    await shell.archive(tmp_path)
+    own = {"client_transaction_id": "'retried'", "purchase": "'retried'"}
+    for number in (1, 2, 3):
+        assert await shell.add_attempt(number, **own) is (number == 3)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What may stand between a client and PostgreSQL: a wire that breaks at the worst moment, or a pooler that is deaf."""
+"""What may stand between a client and PostgreSQL: a wire that breaks, a deaf pooler, a server without room."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -22,10 +23,21 @@ class CuttingProxy:
         self.silent = False
         #: Pass on no notification, as a pooler that gives the server to another client after each transaction.
         self.deaf = False
-        #: Set when a connection was broken.
-        self.cut = asyncio.Event()
+        #: Refuse so many connections, as a server does that has no room (53300) or is starting (57P03).
+        self.refuses = 0
+        self.code = "53300"
+        #: How many connections came.
+        self.asked = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked += 1
+        if self.refuses:
+            self.refuses -= 1
+            await reader.read(8192)
+            body = f"SFATAL\0VFATAL\0C{self.code}\0Mno room\0\0".encode()
+            writer.write(b"E" + struct.pack("!I", len(body) + 4) + body)
+            writer.close()
+            return
         try:
             upstream, out = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -48,8 +60,7 @@ class CuttingProxy:
         while data := await reader.read(1 << 16):
             if self.cut_before:
                 self.cut_before = False
-                self._break(pair)
-                return
+                break
             out.write(data)
             await out.drain()
         self._break(pair)
@@ -60,8 +71,7 @@ class CuttingProxy:
         while data := await upstream.read(1 << 16):
             if self.cut_after:
                 self.cut_after = False
-                self._break(pair)
-                return
+                break
             if self.silent or (self.deaf and data[:1] == b"A"):
                 continue
             writer.write(data)
@@ -72,11 +82,11 @@ class CuttingProxy:
         """Break every connection."""
         self._break(set(self._writers))
 
-    def _break(self, pair: set[asyncio.StreamWriter]) -> None:
+    @staticmethod
+    def _break(pair: set[asyncio.StreamWriter]) -> None:
         for each in pair:
             with suppress(OSError):
                 each.transport.abort()
-        self.cut.set()
 
 
 @asynccontextmanager

@@ -24,35 +24,38 @@ from payclient.events import Created
 from payclient.ledger import Ledger, Shared, backup_ledger
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
-from test_ledger import NOW, brought, fresh
+from test_ledger import NOW, brought, fresh, opened, until
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_new_ledger_is_announced_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The warning names the absolute path, whatever the address and the directory were."""
+    """Its location is absolute, and has neither user, password nor options; the first opening alone is the new one."""
     monkeypatch.chdir(tmp_path)
-    seen = []
-    for _ in range(2):
-        ledger = await open_ledger("sqlite:charges.db")
-        seen.append((ledger.created, ledger.location))
-        await ledger.aclose()
-    location = f"sqlite:{tmp_path / 'charges.db'}"
-    assert seen == [(True, location), (False, location)]
-    assert caplog.record_tuples == [
-        (
-            "payclient.ledger",
-            logging.WARNING,
-            f"the ledger {location} is new: it knows no earlier charge",
-        )
-    ]
+    url, location = "sqlite:charges.db", f"sqlite:{tmp_path / 'charges.db'}"
+    if kind == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        at = f"127.0.0.1:{postgres.port}/{await postgres.database()}"
+        url, location = f"postgresql://payclient:s3cret@{at}?application_name=x", f"postgresql://{at}"
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(LedgerMissingError):
+            await open_ledger(url, **options)
+    for new in (True, False):
+        async with opened(url) as ledger:
+            assert (ledger.created, ledger.location) == (new, location)
+    said = f"the ledger {location} is new: it knows no earlier charge"
+    assert caplog.record_tuples == [("payclient.ledger", logging.WARNING, said)]
 
 
 async def test_a_memory_ledger_is_always_new(caplog: pytest.LogCaptureFixture) -> None:
     """Its address says so already: nothing is logged."""
-    ledger = await open_ledger("memory:")
-    assert (ledger.created, ledger.location, caplog.records) == (True, "memory:", [])
-    await ledger.aclose()
+    async with opened("memory:") as ledger:
+        assert (ledger.created, ledger.location, caplog.records) == (True, "memory:", [])
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -84,54 +87,28 @@ def test_init_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert path.exists()
 
 
-async def test_a_new_postgres_ledger(
-    postgres: PostgresServer, new_database: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its location has neither user, password nor options, and the first opening alone is the new one."""
-    url = postgres.url(new_database).replace("payclient@", "payclient:s3cret@") + "?application_name=x"
-    for options in ({"create": False}, {"read_only": True}):
-        with pytest.raises(LedgerMissingError, match="must exist"):
-            await open_ledger(url, **options)
-    seen = []
-    for _ in range(2):
-        ledger = await open_ledger(url)
-        seen.append((ledger.created, ledger.location))
-        await ledger.aclose()
-    location = f"postgresql://127.0.0.1:{postgres.port}/{new_database}"
-    assert seen == [(True, location), (False, location)]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"the ledger {location} is new: it knows no earlier charge"
-    ]
-
-
 async def test_a_schema_of_its_own(postgres: PostgresServer, new_database: str) -> None:
     """Tenants of one database have a ledger each, and notifications and the feed of one are not another's."""
     url = postgres.url(new_database)
     ledgers = [await open_ledger(f"{url}{options}") for options in ("", "?schema=order", "?schema=Shop-17")]
-    heard: list[list[str | None]] = []
-    for ledger in ledgers:
+    heard: list[list[str | None]] = [[] for _ in ledgers]
+    for ledger, words in zip(ledgers, heard, strict=True):
         assert isinstance(ledger, Shared)
-        heard.append([])
-        ledger.watch(heard[-1].append)
-    async with asyncio.timeout(60):
-        while [] in heard:  # noqa: ASYNC110 - until all listen
-            await asyncio.sleep(0.01)
+        ledger.watch(words.append)
+    await until(lambda: asyncio.sleep(0, all(heard)))  # they listen
     assert [ledger.created for ledger in ledgers] == [True] * 3
     assert len({ledger.digest_key for ledger in ledgers}) == 3
     assert [ledger.location.partition("?")[2] for ledger in ledgers] == ["", "schema=order", "schema=Shop-17"]
     for number, ledger in enumerate(ledgers):
         await brought(ledger, State.ACCEPTED)
         assert await ledger.environment(bytes([number] * 16)) == bytes([number] * 16)
-    async with asyncio.timeout(60):
-        while not all("order-1" in each for each in heard):  # noqa: ASYNC110 - until all have heard
-            await asyncio.sleep(0.01)
+    await until(lambda: asyncio.sleep(0, all("order-1" in each for each in heard)))
     assert [each.count("order-1") for each in heard] == [1] * 3
     for ledger in ledgers:
         assert len(await ledger.changes()) == 1
         await ledger.aclose()
-    again = await open_ledger(f"{url}?schema=order&application_name=x", create=False)
-    assert again.digest_key == ledgers[1].digest_key
-    await again.aclose()
+    async with opened(f"{url}?schema=order&application_name=x", create=False) as again:
+        assert again.digest_key == ledgers[1].digest_key
 
 
 @pytest.mark.parametrize("name", ["", "pg_shop", "1shop", 'a"b', "a.b", "a&schema=b", "x" * 64, "%41"])
@@ -160,12 +137,11 @@ async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) ->
 # --- Backups, of a ledger that is in use or not
 
 
-async def held(url: str) -> tuple[bytes, list[Record], list[object]]:
+async def held(path: Path) -> tuple[bytes, list[Record], list[object]]:
     """All that a ledger says."""
-    ledger = await open_ledger(url, create=False)
-    records = [record async for record in ledger.records()]
-    histories: list[object] = [await ledger.history(each.client_transaction_id) for each in records]
-    await ledger.aclose()
+    async with opened(f"sqlite:{path}", create=False) as ledger:
+        records = [record async for record in ledger.records()]
+        histories: list[object] = [await ledger.history(each.client_transaction_id) for each in records]
     return ledger.digest_key, records, histories
 
 
@@ -182,61 +158,45 @@ async def test_a_backup_is_the_ledger(tmp_path: Path, how: str) -> None:
     path, copy = tmp_path / "charges #1?%41.db", tmp_path / "backups" / "copy.db"
     copy.parent.mkdir()
     url = f"sqlite:{path}"
-    ledger = await open_ledger(url)
-    await filled(ledger, range(20))
+    async with opened(url) as ledger:
+        await filled(ledger, range(20))
+        if how == "another process":
+            path.read_bytes()  # a foreign close has dropped SQLite's own locks: the backup leaves the log alone
+            command = [sys.executable, "-m", "payclient", "ledger", "backup", str(copy), "--ledger", url]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, done.stderr
+            assert str(copy) in done.stderr + done.stdout
+        elif how == "here":
+            await backup_ledger(url, copy)
+        await filled(ledger, range(20, 25))
     if how == "closed":
-        await ledger.aclose()
-    if how == "another process":
-        command = [sys.executable, "-m", "payclient", "ledger", "backup", str(copy), "--ledger", url]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert str(copy) in done.stderr + done.stdout
-    else:
         await backup_ledger(url, copy)
     assert os.listdir(copy.parent) == ["copy.db"]
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert copy.stat().st_nlink == 1
+    assert (stat.S_IMODE(copy.stat().st_mode), copy.stat().st_nlink) == (0o600, 1)
     assert copy.read_bytes()[18:20] == b"\x01\x01", "it needs a write-ahead log"
-    if how != "closed":
-        await filled(ledger, range(20, 25))
-        await ledger.aclose()
-    key, records, histories = await held(url)
-    copied = await held(f"sqlite:{copy}")
-    assert copied == (key, records[:20], histories[:20])
-
-
-async def test_a_backup_harms_no_owner_without_posix_locks(tmp_path: Path) -> None:
-    """Where the owner's process dropped SQLite's locks by a foreign close, a backup leaves the log alone."""
-    path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    await filled(ledger, range(5))
-    path.read_bytes()
-    command = [sys.executable, "-m", "payclient", "ledger", "backup", "copy.db", "--ledger", f"sqlite:{path}"]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    await filled(ledger, range(5, 10))
-    await ledger.aclose()
-    assert len((await held(f"sqlite:{path}"))[1]) == 10
-    assert len((await held(f"sqlite:{tmp_path / 'copy.db'}"))[1]) == 5
+    key, records, histories = await held(path)
+    count = 25 if how == "closed" else 20
+    assert len(records) == 25
+    assert await held(copy) == (key, records[:count], histories[:count])
 
 
 async def test_a_backup_beside_writes(tmp_path: Path) -> None:
-    """What was acknowledged before the backup began is in it, whatever is written meanwhile."""
+    """What was acknowledged before it began is in it, whatever is written meanwhile; one that fails harms nothing."""
     url = f"sqlite:{tmp_path / 'charges.db'}"
-    ledger = await open_ledger(url)
-    await filled(ledger, range(50))
-    writing = asyncio.create_task(filled(ledger, range(50, 150)))
-    for number in range(3):
-        known = len([record async for record in ledger.records()])
-        await backup_ledger(url, tmp_path / f"{number}.db")
-        _, records, histories = await held(f"sqlite:{tmp_path / f'{number}.db'}")
-        assert len(records) >= known
-        assert len(histories) == len(records)
-    await writing
-    await ledger.aclose()
-    assert len((await held(url))[1]) == 150
+    async with opened(url) as ledger:
+        await filled(ledger, range(50))
+        writing = asyncio.create_task(filled(ledger, range(50, 150)))
+        with pytest.raises(LedgerUnavailableError, match="could not be backed up"):
+            await backup_ledger(url, tmp_path / "no such directory" / "copy.db")
+        for number in range(3):
+            known = len([record async for record in ledger.records()])
+            await backup_ledger(url, copy := tmp_path / f"{number}.db")
+            _, records, histories = await held(copy)
+            assert len(histories) == len(records) >= known
+        await writing
+    assert len((await held(tmp_path / "charges.db"))[1]) == 150
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link", "the ledger"])
@@ -244,21 +204,21 @@ async def test_a_backup_goes_over_nothing(tmp_path: Path, kind: str) -> None:
     """What has the name already stays as it is, and nothing is left beside it."""
     path, copy = tmp_path / "charges.db", tmp_path / "copy.db"
     await (await open_ledger(f"sqlite:{path}")).aclose()
-    before = path.read_bytes()
     if kind == "file":
         copy.write_text("precious")
-    elif kind == "link":
-        copy.symlink_to(path)
-    elif kind == "dangling link":
-        copy.symlink_to(tmp_path / "nowhere")
-    else:
+    elif kind == "the ledger":
         copy = path
-    names = set(os.listdir(tmp_path))
+    else:
+        copy.symlink_to(path if kind == "link" else tmp_path / "nowhere")
+
+    def files() -> dict[str, bytes]:
+        kept = [each for each in tmp_path.iterdir() if not each.name.endswith(("-wal", "-shm"))]
+        return {each.name: each.read_bytes() if each.exists() else b"" for each in kept}
+
+    before = files()
     with pytest.raises(ConfigurationError, match="must be a new file"):
         await backup_ledger(f"sqlite:{path}", copy)
-    assert {name for name in os.listdir(tmp_path) if not name.endswith(("-wal", "-shm"))} == names
-    assert path.read_bytes() == before
-    assert kind != "file" or copy.read_text() == "precious"
+    assert files() == before
 
 
 @pytest.mark.parametrize(
@@ -283,16 +243,6 @@ async def test_what_cannot_be_backed_up(
         await backup_ledger(source, "copy.db")
     assert "s3cret" not in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["empty.db", "text.db"]
-
-
-async def test_a_place_without_room(tmp_path: Path) -> None:
-    """A target that cannot be written is `LedgerUnavailableError`, and the ledger goes on."""
-    url = f"sqlite:{tmp_path / 'charges.db'}"
-    ledger = await open_ledger(url)
-    with pytest.raises(LedgerUnavailableError, match="could not be backed up"):
-        await backup_ledger(url, tmp_path / "no such directory" / "copy.db")
-    await filled(ledger, range(1))
-    await ledger.aclose()
 
 
 def test_the_command_needs_a_ledger(tmp_path: Path) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import struct
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from jumping import jump_after, run_jumping
+from cutting_proxy import cutting_proxy
+from jumping import in_jumping_time, jump_after
 from payclient import LedgerUnavailableError, open_ledger
 from payclient.events import Created
+from payclient.ledger.sqlite import SqliteLedger
 from postgres_server import PostgresServer
-from test_ledger import NOW, fresh
-from test_ledger_owner import namespace, run
+from test_ledger import NOW, fresh, opened, until
+from test_ledger_owner import run
 
 # --- A disk that is full
 
 FULL_DISK = """
-import asyncio, errno, logging, os, sys
+import asyncio, logging, os, resource, sys
 from payclient import LedgerUnavailableError, open_ledger
 from payclient.events import Created
 from payclient.lifecycle import Record
@@ -46,12 +46,15 @@ async def permits(ledger, name, count):
     assert all(each is True or isinstance(each, LedgerUnavailableError) for each in done), done
     return sum(each is True for each in done)
 
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
 async def main():
-    folder, fill, free = sys.argv[1], *FILL
+    folder = sys.argv[1]
     ledger = await open_ledger(f"sqlite:{folder}/charges.db")
     lines.clear()
     assert await ledger.permit(fresh("before"))
-    fill(folder)
+    limit(os.path.getsize(folder + "/charges.db-wal") + 4096)
     for number in range(50):
         if not await permits(ledger, f"full-{number}", 40):
             break
@@ -66,7 +69,7 @@ async def main():
     except LedgerUnavailableError:
         print("not recorded yet")
     assert (await ledger.get("before")).state == "sending"
-    free(folder)
+    limit(resource.RLIM_INFINITY)
     print("again", await permits(ledger, "again", 10), "lines", len(lines))
     record = await ledger.apply(fresh("before"), Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
     known = [each.client_transaction_id async for each in ledger.records()]
@@ -81,41 +84,10 @@ async def main():
 asyncio.run(main())
 """
 
-FILESYSTEM = """
-def fill(folder):
-    with open(folder + "/filler", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
 
-FILL = fill, lambda folder: os.unlink(folder + "/filler")
-"""
-
-LIMIT = """
-import resource
-
-def limit(size):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-def fill(folder):
-    limit(os.path.getsize(folder + "/charges.db-wal") + 4096)
-
-FILL = fill, lambda folder: limit(resource.RLIM_INFINITY)
-"""
-
-
-@pytest.mark.parametrize("how", ["a full file system", "a limit on files"])
-def test_a_disk_that_is_full_for_a_while(tmp_path: Path, how: str) -> None:
+def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
     """No permit is granted, one line is logged, and when there is room again the same ledger goes on."""
-    within: tuple[str, ...] = ()
-    if how == "a full file system":
-        mount = ("sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(tmp_path))
-        within = (*namespace(), *mount)
-    filling = FILESYSTEM if how == "a full file system" else LIMIT
-    said = run(FULL_DISK.replace("async def main", filling + "\nasync def main"), tmp_path, within=within)
-    assert said.splitlines() == [
+    assert run(FULL_DISK, tmp_path).splitlines() == [
         "refused 200 lines 1 {'ERROR'}",
         "not recorded yet",
         "again 10 lines 2",
@@ -126,11 +98,8 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, how: str) -> None:
 # --- A database thread that dies
 
 
-async def test_nobody_waits_for_a_dead_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nobody_waits_for_a_dead_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A fault that ends the thread answers who waits and who comes later, and lets go of the file."""
-    connect = sqlite3.connect
 
     class Dying(sqlite3.Connection):
         def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
@@ -138,214 +107,120 @@ async def test_nobody_waits_for_a_dead_thread(
                 raise SystemExit
             return super().execute(sql, *args)
 
-    url = f"sqlite:{tmp_path / 'charges.db'}"
-    with monkeypatch.context() as patched:
-        patched.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, factory=Dying, **options))
-        ledger = await open_ledger(url)
+    path = str(tmp_path / "charges.db")
+    ledger = await SqliteLedger.open(
+        path, connect=lambda path: sqlite3.connect(path, isolation_level=None, factory=Dying)
+    )
     assert await ledger.permit(fresh())
     async with asyncio.timeout(60):
-        waiting: list[object] = [
-            *await asyncio.gather(
-                ledger.permit(fresh("deadly")), ledger.get("order-1"), return_exceptions=True
-            )
-        ]
-        for _ in range(3):
-            waiting += await asyncio.gather(
-                ledger.permit(fresh("later")),
+        for name in ("deadly", "later", "later", "later"):
+            answers = await asyncio.gather(
+                ledger.permit(fresh(name)), ledger.get("order-1"), ledger.history("order-1"),
                 ledger.apply(fresh(), Created(at=NOW, transaction_id=7, expires_at=NOW + 300)),
-                ledger.history("order-1"),
                 return_exceptions=True,
-            )
-        assert [type(each) for each in waiting] == [LedgerUnavailableError] * 11
+            )  # fmt: skip
+            assert [type(each) for each in answers] == [LedgerUnavailableError] * 4
         await ledger.aclose()
-    assert [record.levelname for record in caplog.records] == ["WARNING", "CRITICAL"]
-    ledger = await open_ledger(url)
-    assert await ledger.get("order-1") == fresh()
-    assert await ledger.get("deadly") is None
-    await ledger.aclose()
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+    async with opened(f"sqlite:{path}") as again:
+        assert [each.client_transaction_id async for each in again.records()] == ["order-1"]
+        assert await again.get("order-1") == fresh()
 
 
-async def test_nobody_waits_for_a_cancelled_task(postgres: PostgresServer, database: str) -> None:
-    """Whoever cancels all tasks of the loop, as a shutdown does, ends PostgreSQL's too: the calls after it fail."""
-    ledger = await open_ledger(postgres.url(database))
-    assert await ledger.permit(fresh())
-    waiting = asyncio.ensure_future(asyncio.shield(asyncio.ensure_future(ledger.get("order-1"))))
-    for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
-        task.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(60):
-        for _ in range(2):
-            with pytest.raises(LedgerUnavailableError, match="was closed"):
-                await ledger.get("order-1")
-        with pytest.raises(LedgerUnavailableError, match="was closed"):
-            await ledger.permit(fresh("order-2"))
-        await ledger.aclose()
-
-
-async def test_nobody_waits_for_what_was_cancelled_on_its_way(
-    postgres: PostgresServer, new_database: str
-) -> None:
-    """The call that the server has not answered yet fails as well, and not only the next ones.
-
-    The database is its own, since the server may yet carry that call out.
+async def test_nobody_waits_for_a_cancelled_task(postgres: PostgresServer, new_database: str) -> None:
+    """Whoever cancels all tasks of the loop, as a shutdown does, ends PostgreSQL's too: the call that the server has
+    not answered yet fails, and those after it. The database is its own, since the server may yet carry that call out.
     """
     ledger = await open_ledger(postgres.url(new_database))
     other = await asyncpg.connect(postgres.url(new_database))
-    async with other.transaction():
+    async with other.transaction(), asyncio.timeout(60):
         await other.execute("LOCK TABLE payclient.attempts")
         call = asyncio.ensure_future(ledger.permit(fresh()))
-        async with asyncio.timeout(60):
-            while not await other.fetch("SELECT FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 - no event of ours tells
-                await asyncio.sleep(0)
-            for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
-                task.cancel()
+        await until(lambda: other.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+        for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
+            task.cancel()
+        for work in (call, ledger.get("order-1"), ledger.get("order-1"), ledger.permit(fresh("order-2"))):
             with pytest.raises(LedgerUnavailableError, match="was closed"):
-                await call
-            await ledger.aclose()
+                await work
+        await ledger.aclose()
     await other.close()
 
 
 # --- PostgreSQL: servers that are full, frozen or away
 
-
-def message(kind: bytes, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    return kind + struct.pack("!I", len(body) + 4) + body
-
-
-def refusal(code: bytes) -> bytes:
-    return message(b"E", b"SFATAL\0", b"VFATAL\0", b"C" + code + b"\0", b"Mno room\0", b"\0")
+#: Of an address: one connection for each try, and not another one to ask for TLS.
+DIRECT = "?sslmode=disable"
+#: More connections than any test makes.
+FOR_EVER = 1_000_000
 
 
-class Front:
-    """Stands before a PostgreSQL: refuses so many connections, or takes them and says nothing, then passes on."""
-
-    def __init__(self, port: int, refuse: int, code: bytes = b"53300") -> None:
-        self.target, self.refuse, self.code = port, refuse, code
-        self.asked = 0
-        self.port = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked += 1
-        try:
-            if self.asked > self.refuse:
-                upstream, out = await asyncio.open_connection("127.0.0.1", self.target)
-                await asyncio.gather(self._copy(reader, out), self._copy(upstream, writer))
-            elif self.code:
-                await reader.read(8192)
-                writer.write(refusal(self.code))
-                await writer.drain()
-            else:
-                await reader.read()  # until the client gives up
-        finally:
-            writer.close()
-
-    @staticmethod
-    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        writer.close()
-
-
-async def behind(front: Front, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
-    front.port = server.sockets[0].getsockname()[1]
-    try:
-        await work()
-    finally:
-        server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-
-
-@pytest.mark.parametrize("code", [b"53300", b"57P03"])
-def test_a_server_at_its_limit_is_tried_again(postgres: PostgresServer, code: bytes) -> None:
+@pytest.mark.parametrize("code", ["53300", "57P03"])
+@in_jumping_time(0.5)
+async def test_a_server_at_its_limit_is_tried_again(
+    postgres: PostgresServer, database: str, code: str
+) -> None:
     """A server without a free connection, or one that is starting, is asked until it has room."""
-    name = asyncio.run(postgres.emptied())
-    front = Front(postgres.port, 2, code)
-
-    async def work() -> None:
-        ledger = await open_ledger(f"postgresql://payclient@127.0.0.1:{front.port}/{name}?sslmode=disable")
-        assert await ledger.permit(fresh())
-        await ledger.aclose()
-
-    run_jumping(behind(front, work))
-    assert front.asked == 3
+    async with cutting_proxy(postgres.port) as proxy:
+        proxy.refuses, proxy.code = 2, code
+        async with opened(postgres.url(database, port=proxy.port) + DIRECT) as ledger:
+            assert await ledger.permit(fresh())
+        assert proxy.asked == 3
 
 
-def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
+@in_jumping_time(0.02)
+async def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
     """After half a minute the error says what the server lacks, and for how long it was asked."""
-    front = Front(postgres.port, 1_000_000)
-
-    async def work() -> None:
-        begin = asyncio.get_running_loop().time()
-        jump_after(0.02)
+    loop = asyncio.get_running_loop()
+    async with cutting_proxy(postgres.port) as proxy:
+        proxy.refuses, begin = FOR_EVER, loop.time()
         with pytest.raises(
             LedgerUnavailableError, match=r"no more connections.* tried again for 30 s"
         ) as caught:
-            await open_ledger(f"postgresql://ana:s3cret@127.0.0.1:{front.port}/shop?sslmode=disable")
+            await open_ledger(f"postgresql://ana:s3cret@127.0.0.1:{proxy.port}/shop{DIRECT}")
         assert type(caught.value) is LedgerUnavailableError
         assert "s3cret" not in str(caught.value)
-        assert 25 < asyncio.get_running_loop().time() - begin < 60
-
-    run_jumping(behind(front, work))
-    assert 10 < front.asked < 40
+        assert 25 < loop.time() - begin < 60
+        assert 10 < proxy.asked < 40
 
 
-def test_a_frozen_host_keeps_nobody_from_the_next(postgres: PostgresServer) -> None:
+@in_jumping_time(0.5)
+async def test_a_frozen_host_keeps_nobody_from_the_next(postgres: PostgresServer, database: str) -> None:
     """Of two hosts the first takes connections and says nothing: the second is reached within seconds."""
-    name = asyncio.run(postgres.emptied())
-    front = Front(postgres.port, 1_000_000, b"")
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        hosts = f"127.0.0.1:{front.port},127.0.0.1:{postgres.port}"
-        ledger = await open_ledger(f"postgresql://payclient@{hosts}/{name}?sslmode=disable")
-        assert await ledger.permit(fresh())
-        assert loop.time() - begin < 5
-        assert ledger.location == f"postgresql://{hosts}/{name}"
-        await ledger.aclose()
-
-    run_jumping(behind(front, work))
-    assert front.asked == 1
+    loop = asyncio.get_running_loop()
+    async with cutting_proxy(postgres.port) as proxy:
+        proxy.silent, begin = True, loop.time()
+        hosts = f"127.0.0.1:{proxy.port},127.0.0.1:{postgres.port}"
+        async with opened(f"postgresql://payclient@{hosts}/{database}{DIRECT}") as ledger:
+            assert await ledger.permit(fresh())
+            assert loop.time() - begin < 5
+            assert ledger.location == f"postgresql://{hosts}/{database}"
+        assert proxy.asked == 1
 
 
-def test_hosts_that_are_all_away() -> None:
+@in_jumping_time(0.02)
+async def test_hosts_that_are_all_away() -> None:
     """The error of several hosts is the one of a host that answered, if any did."""
-    front = Front(1, 1_000_000)
-
-    async def work() -> None:
-        jump_after(0.02)
-        hosts = f"127.0.0.1:{front.port},127.0.0.1:1"
+    async with cutting_proxy(1) as proxy:
+        proxy.refuses = FOR_EVER
         with pytest.raises(LedgerUnavailableError, match="no more connections"):
-            await open_ledger(f"postgresql://payclient@{hosts}/shop?sslmode=disable")
-
-    run_jumping(behind(front, work))
+            await open_ledger(f"postgresql://payclient@127.0.0.1:{proxy.port},127.0.0.1:1/shop{DIRECT}")
 
 
-def test_an_outage_is_logged_once_a_minute(
-    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+@in_jumping_time(0.5)
+async def test_an_outage_is_logged_once_a_minute(
+    postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hundreds of operations that fail while the server is away make a line a minute, and one at its end."""
-    name = asyncio.run(postgres.emptied())
-    front = Front(postgres.port, 0)
-
-    async def work() -> None:
-        ledger = await open_ledger(f"postgresql://payclient@127.0.0.1:{front.port}/{name}?sslmode=disable")
+    loop = asyncio.get_running_loop()
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port) + DIRECT) as ledger,
+    ):
         assert await ledger.permit(fresh())
         caplog.clear()
-        front.refuse = 1_000_000
-        await postgres.execute(
-            "postgres",
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'payclient'",
-        )
+        proxy.refuses = FOR_EVER
+        proxy.abort()
         jump_after(0.005)
-        loop = asyncio.get_running_loop()
         begin, failed, words = loop.time(), 0, set[str]()
         while loop.time() - begin < 150:
             done = await asyncio.gather(
@@ -357,19 +232,15 @@ def test_an_outage_is_logged_once_a_minute(
         assert failed >= 100
         assert any("takes no more connections" in each for each in words)
         assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
-        front.refuse = 0
+        proxy.refuses = 0
         jump_after(0.5)
         assert await ledger.permit(fresh("order-2"))
         assert [record.levelno for record in caplog.records][3:] == [logging.WARNING]
         assert all(record.name == "payclient.ledger" for record in caplog.records)
-        await ledger.aclose()
-
-    run_jumping(behind(front, work))
 
 
-def test_a_child_leaves_its_parents_connections(postgres: PostgresServer) -> None:
+def test_a_child_leaves_its_parents_connections(postgres: PostgresServer, database: str) -> None:
     """A forked child that drops or closes the ledger ends no connection of its parent's, to the server's knowledge."""
-    name = asyncio.run(postgres.emptied())
     said = run(
         """
         import asyncio, gc, os, selectors, sys
@@ -408,6 +279,6 @@ def test_a_child_leaves_its_parents_connections(postgres: PostgresServer) -> Non
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
             runner.run(main())
         """,
-        postgres.url(name),
+        postgres.url(database),
     )
     assert said == "the same"

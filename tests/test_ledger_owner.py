@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +27,7 @@ from payclient import (
     open_ledger,
 )
 from payclient.events import Created
-from payclient.ledger import Ledger
-from payclient.lifecycle import Record
-from test_ledger import NOW, fresh
+from test_ledger import NOW, fresh, opened
 
 ROOT = Path(payclient.__file__).parents[1]
 
@@ -36,6 +38,12 @@ def run(program: str, *arguments: object, within: tuple[str, ...] = ()) -> str:
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def raw(path: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Somebody with the sqlite3 shell."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(sql, parameters).fetchall()
 
 
 #: Opens a ledger in another process, and prints what came of it.
@@ -63,30 +71,21 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
     """A copy of the files by the owner's own process, as an upload makes it, takes nothing from the owner."""
     path = tmp_path / "charges.db"
     (tmp_path / "charges.db-lock").write_text(f"{10**18}\n")  # of a process that is no more
-    ledger = await open_ledger(f"sqlite:{path}")
-    assert await ledger.permit(fresh())
-    shutil.copyfile(f"{path}{foreign}", tmp_path / "copy")
-    with pytest.raises(LedgerInUseError, match="in use by this process, which opened it before") as caught:
-        await open_ledger(f"sqlite:{path}")
-    assert caught.value.owner == os.getpid()
-    assert caught.value.__context__ is None
-    assert await asyncio.to_thread(run, OPEN, path) == (
-        f"LedgerInUseError the ledger is in use by process {os.getpid()}; several processes, such as the workers of a "
-        'web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
-    )
-    assert await ledger.permit(fresh("order-2"))
-    await ledger.aclose()
+    async with opened(f"sqlite:{path}") as ledger:
+        assert await ledger.permit(fresh())
+        shutil.copyfile(f"{path}{foreign}", tmp_path / "copy")
+        with pytest.raises(
+            LedgerInUseError, match="in use by this process, which opened it before"
+        ) as caught:
+            await open_ledger(f"sqlite:{path}")
+        assert caught.value.owner == os.getpid()
+        assert caught.value.__context__ is None
+        assert await asyncio.to_thread(run, OPEN, path) == (
+            f"LedgerInUseError the ledger is in use by process {os.getpid()}; several processes, such as the workers "
+            'of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
+        )
+        assert await ledger.permit(fresh("order-2"))
     assert await asyncio.to_thread(run, OPEN, path) == "opened"
-
-
-def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "charges.db"
-    program = OPEN.replace(
-        '.aclose()\n        print("opened")', ".get('order-1')\n        import os; os._exit(0)"
-    )
-    assert run(program, path) == ""
-    assert (tmp_path / "charges.db-lock").exists()
-    assert run(OPEN, path) == "opened"
 
 
 #: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
@@ -109,8 +108,23 @@ asyncio.run(main())
 """
 
 
-def _files(path: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in path.parent.iterdir()}
+READ_ONLY = "the ledger could not be written (SQLITE_READONLY)"
+
+#: Writes one attempt, and closes the ledger or is killed.
+WRITE = """
+import asyncio, os, sys
+from payclient.ledger import open_ledger
+from payclient.lifecycle import Record
+
+async def main():
+    ledger = await open_ledger("sqlite:" + sys.argv[1])
+    await ledger.permit(Record(client_transaction_id="a", amount=1, currency="USD", created_at=1.0))
+    if sys.argv[2] != "closed":
+        os._exit(0)
+    await ledger.aclose()
+
+asyncio.run(main())
+"""
 
 
 @pytest.mark.parametrize("foreign", ["", "-shm"])
@@ -118,80 +132,68 @@ async def test_a_reader_beside_the_owner_changes_nothing(tmp_path: Path, foreign
     """Also where the owner's own process dropped SQLite's locks by a copy: the reader sees every commit, and the
     shared memory stays as it was."""
     path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    for number in range(1, 3):
-        assert await ledger.permit(fresh(f"order-{number}"))
-        shutil.copyfile(f"{path}{foreign}", f"{path}-copy")
-        before = os.stat(f"{path}-shm")
-        said = await asyncio.to_thread(run, READ, path)
-        assert said == f"{number} the ledger could not be written (SQLITE_READONLY)"
-        if number > 1:
-            assert os.stat(f"{path}-shm").st_mtime_ns == before.st_mtime_ns
-    await ledger.aclose()
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "charges.db",
-        "charges.db-copy",
-        "charges.db-lock",
-    ]
-    assert await asyncio.to_thread(run, OPEN, path) == "opened"
+    async with opened(f"sqlite:{path}") as ledger:
+        for number in range(1, 3):
+            assert await ledger.permit(fresh(f"order-{number}"))
+            shutil.copyfile(f"{path}{foreign}", f"{path}-copy")
+            before = os.stat(f"{path}-shm")
+            assert await asyncio.to_thread(run, READ, path) == f"{number} {READ_ONLY}"
+            if number > 1:
+                assert os.stat(f"{path}-shm").st_mtime_ns == before.st_mtime_ns
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {"charges.db", "charges.db-copy", "charges.db-lock"}
+    async with opened(f"sqlite:{path}", create=False):
+        pass
 
 
 @pytest.mark.parametrize("end", ["killed", "killed, without -shm", "closed"])
 def test_a_reader_after_the_owners_end_harms_nothing(tmp_path: Path, end: str) -> None:
     """What a killed owner had committed is read from its log, which the next owner finds as it was."""
     path = tmp_path / "charges.db"
-    program = (
-        OPEN.replace(
-            "await (await open_ledger(",
-            "from payclient.lifecycle import Record\n        ledger = await open_ledger(",
-        )
-        .replace(
-            ".aclose()",
-            '\n        await ledger.permit(Record(client_transaction_id="a", amount=1, currency="USD", created_at=1.0))'
-            + ("\n        await ledger.aclose()" if end == "closed" else "\n        import os; os._exit(0)"),
-        )
-        .replace("sys.argv[1]))", "sys.argv[1])")
-    )
-    run(program, path)
+
+    def files() -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+
+    run(WRITE, path, end)
     if end == "killed, without -shm":
         os.unlink(f"{path}-shm")
-    before = _files(path)
+    before = files()
     for _ in range(2):
-        assert run(READ, path) == "1 the ledger could not be written (SQLITE_READONLY)"
-    after = _files(path)
+        assert run(READ, path) == f"1 {READ_ONLY}"
+    after = files()
     if end == "killed":
         assert after == before
     assert all(after[name] == content for name, content in before.items())
     assert after.get("charges.db-wal", b"") == before.get("charges.db-wal", b"")
     assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
     assert run(OPEN, path) == "opened"
-    assert run(READ, path).startswith("1 ")
+    assert run(READ, path) == f"1 {READ_ONLY}"
 
 
 async def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
-    """What is missing, another program's, or no database at all is refused as it is to an owner."""
+    """What is empty, another program's, or no database at all is refused as it is to an owner."""
     path = tmp_path / "charges.db"
-    with pytest.raises(LedgerMissingError, match="there is no ledger at"):
-        await open_ledger(f"sqlite:{path}", read_only=True)
-    assert not list(tmp_path.iterdir())
-    path.touch()
-    with pytest.raises(LedgerMissingError, match="there is no ledger at"):
-        await open_ledger(f"sqlite:{path}", read_only=True)
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE a (b)")
-    with pytest.raises(ConfigurationError, match="another program's"):
-        await open_ledger(f"sqlite:{path}", read_only=True)
-    path.write_bytes(b"x" * 5000)
-    with pytest.raises(LedgerUnavailableError, match="SQLITE_NOTADB"):
-        await open_ledger(f"sqlite:{path}", read_only=True)
+    harms: tuple[tuple[Callable[[], object], type[Exception], str], ...] = (
+        (path.touch, LedgerMissingError, "there is no ledger at"),
+        (lambda: raw(path, "CREATE TABLE a (b)"), ConfigurationError, "another program's"),
+        (lambda: path.write_bytes(b"x" * 5000), LedgerUnavailableError, "SQLITE_NOTADB"),
+    )
+    for harm, kind, words in harms:
+        harm()
+        with pytest.raises(kind, match=words):
+            await open_ledger(f"sqlite:{path}", read_only=True)
 
 
 def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
-    """Forked children neither drop the lock while the parent lives nor hold it after the parent's end."""
+    """Forked children may not use the ledger, neither drop its lock nor end its log while the parent lives, and do not
+    hold the lock after the parent's end.
+    """
     said = run(
         """
-        import asyncio, os, subprocess, sys
+        import asyncio, os, selectors, subprocess, sys
+        from payclient.errors import UsageError
         from payclient.ledger import open_ledger
+        from payclient.lifecycle import Record
 
         path, program = sys.argv[1:]
 
@@ -201,27 +203,40 @@ def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
 
         async def main():
             ledger = await open_ledger("sqlite:" + path)
+            await ledger.permit(Record(client_transaction_id="a"))
             read, write = os.pipe()
-            long_lived = os.fork()
-            if not long_lived:
+            if not os.fork():
                 os.close(write)
                 os.read(read, 1)  # until the parent has ended
                 print("after its parent's end:", opened(), flush=True)
                 os._exit(0)
             brief = os.fork()
             if not brief:
+                try:
+                    await ledger.permit(Record(client_transaction_id="b"))
+                except UsageError:
+                    print("refused", flush=True)
                 await ledger.aclose()
-                os._exit(0)
-            os.waitpid(brief, 0)
+                del ledger
+                sys.exit()
+            assert os.waitstatus_to_exitcode(os.waitpid(brief, 0)[1]) == 0
+            assert os.path.exists(path + "-wal")
             print("beside its parent:", opened(), flush=True)
+            await ledger.permit(Record(client_transaction_id="c"))
             os._exit(0)
 
-        asyncio.run(main())
+        # Not epoll, of which parent and child would share one.
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+            runner.run(main())
         """,
         tmp_path / "charges.db",
         OPEN,
     )
-    assert said.splitlines() == ["beside its parent: LedgerInUseError", "after its parent's end: opened"]
+    assert said.splitlines() == [
+        "refused", "beside its parent: LedgerInUseError", "after its parent's end: opened",
+    ]  # fmt: skip
+    ids = raw(tmp_path / "charges.db", "SELECT client_transaction_id FROM attempts ORDER BY id")
+    assert ids == [("a",), ("c",)]
 
 
 def test_a_child_can_own_another_ledger(tmp_path: Path) -> None:
@@ -285,18 +300,17 @@ async def test_a_lock_that_is_not_a_file(tmp_path: Path) -> None:
 
 async def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where `flock` does not work no ledger is opened, and no descriptor is left behind."""
-    import errno
-    import fcntl
 
     def unsupported(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir())) if descriptors.is_dir() else 0
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", unsupported)
         with pytest.raises(ConfigurationError, match="has locks"):
             await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
-    assert not before or len(os.listdir("/proc/self/fd")) <= before
+    assert not before or len(list(descriptors.iterdir())) <= before
     await (await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")).aclose()
 
 
@@ -309,86 +323,46 @@ def test_a_system_without_locks(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_refused_file_is_let_go_of(tmp_path: Path) -> None:
-    path = tmp_path / "charges.db"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE users (name TEXT)")
-    connection.close()
-    for words in ("another program's", "not a SQLite database"):
-        for _ in range(2):
-            with pytest.raises(ConfigurationError, match=words):
-                await open_ledger(f"sqlite:{path}")
-        path.write_text("no database " * 500)
-    path.unlink()
-    await (await open_ledger(f"sqlite:{path}")).aclose()
-
-
 # --- In its place
 
 
-async def moved_away(path: Path) -> None:
-    path.rename(path.with_name("old.db"))
+def replace_by_a_copy(path: Path) -> None:
+    """As a backup is put back."""
+    raw(path, f"VACUUM INTO '{path}.copy'")
+    os.replace(f"{path}.copy", path)
 
 
-async def removed(path: Path) -> None:
-    path.unlink()
+HARMS: dict[str, Callable[[Path], object]] = {
+    "renamed": lambda path: path.rename(path.with_name("old.db")),
+    "removed": Path.unlink,
+    "replaced": replace_by_a_copy,
+    "without its log": lambda path: os.unlink(f"{path}-wal"),
+    "without its lock": lambda path: os.unlink(f"{path}-lock"),
+}
 
 
-async def replaced(path: Path) -> None:
-    """By a copy that was made before, as a backup is put back."""
-    copy = path.with_name("copy.db")
-    source, target = sqlite3.connect(path), sqlite3.connect(copy)
-    source.backup(target)
-    source.close()
-    target.close()
-    copy.replace(path)
-
-
-async def log_removed(path: Path) -> None:
-    Path(f"{path}-wal").unlink()
-
-
-async def lock_removed(path: Path) -> None:
-    Path(f"{path}-lock").unlink()
-
-
-@pytest.mark.parametrize("harm", [moved_away, removed, replaced, log_removed, lock_removed])
-async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: object) -> None:
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: str) -> None:
     """Renamed, removed or replaced while open, it takes outcomes and refuses permits, and says what happened."""
     path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    assert await ledger.permit(fresh())
-    await harm(path)  # type: ignore[operator]  # a table of functions
-    for number in range(2):
+    async with opened(f"sqlite:{path}") as ledger:
+        assert await ledger.permit(fresh())
+        HARMS[harm](path)
+        created = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
+        refused, pending, later = await asyncio.gather(  # in one batch, and alone
+            ledger.permit(fresh("later-0")), ledger.apply(fresh(), created), ledger.permit(fresh("later-1")),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert isinstance(refused, LedgerUnavailableError)
+        assert isinstance(later, LedgerUnavailableError)
+        assert await ledger.get("order-1") == pending
         with pytest.raises(LedgerUnavailableError, match="must stay at") as caught:
-            await ledger.permit(fresh(f"later-{number}"))
+            await ledger.permit(fresh("later-2"))
         assert str(path) in str(caught.value)
-        assert caught.value.client_transaction_id == f"later-{number}"
-    pending = await ledger.apply(fresh(), Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
-    assert await ledger.get("order-1") == pending
-    if harm is moved_away:  # once it is where it was, permits are granted again
-        path.with_name("old.db").rename(path)
-        assert await ledger.permit(fresh("later-2"))
-    await ledger.aclose()
-
-
-async def test_batches_out_of_place(tmp_path: Path) -> None:
-    path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    assert await ledger.permit(fresh())
-    await moved_away(path)
-    event = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
-    first, second, third = await asyncio.gather(
-        ledger.permit(fresh("order-2")),
-        ledger.apply(fresh(), event),
-        ledger.permit(fresh("order-3")),
-        return_exceptions=True,
-    )
-    assert isinstance(second, Record)
-    assert second.transaction_id == 7
-    for error in (first, third):
-        assert isinstance(error, LedgerUnavailableError)
-    await ledger.aclose()
+        assert caught.value.client_transaction_id == "later-2"
+        if harm == "renamed":  # once it is where it was, permits are granted again
+            path.with_name("old.db").rename(path)
+            assert await ledger.permit(fresh("later-3"))
 
 
 # --- Mounts
@@ -428,26 +402,23 @@ REMOTE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind", [*REMOTE, "ext4", "fuseblk", "fuse.fuse-overlayfs", "overlay", "btrfs", "zfs"]
-)
-async def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other machines are refused before anything is made, by what the kernel says of their mounts."""
-    here = str(tmp_path).replace(" ", "\\040")
-    mounts = f"/dev/sda1 / ext4 rw 0 0\nserver:/x {here} {kind} rw 0 0\n"
-    read_text = Path.read_text
-    monkeypatch.setattr(
-        Path,
-        "read_text",
-        lambda self, *args, **options: (
-            mounts if str(self) == "/proc/self/mounts" else read_text(self, *args, **options)
-        ),
-    )
-    if kind in REMOTE:
+    here, read_text = str(tmp_path).replace(" ", "\\040"), Path.read_text
+
+    def lie_on(kind: str) -> str:
+        mounts = f"/dev/sda1 / ext4 rw 0 0\nserver:/x {here} {kind} rw 0 0\n"
+
+        def reading(self: Path, *args: Any, **options: Any) -> str:
+            return mounts if str(self) == "/proc/self/mounts" else read_text(self, *args, **options)
+
+        monkeypatch.setattr(Path, "read_text", reading)
+        return f"sqlite:{tmp_path / 'charges.db'}"
+
+    for kind in REMOTE:
         with pytest.raises(ConfigurationError, match="must lie on a local file system") as caught:
-            await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+            await open_ledger(lie_on(kind))
         assert f"({kind})" in str(caught.value)
         assert os.listdir(tmp_path) == []
-    else:
-        ledger: Ledger = await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
-        await ledger.aclose()
+    for kind in ("ext4", "fuseblk", "fuse.fuse-overlayfs", "overlay", "btrfs", "zfs"):
+        await (await open_ledger(lie_on(kind))).aclose()

@@ -7,16 +7,19 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import asyncpg
 import pytest
+from asyncpg.transaction import Transaction
 
-from cutting_proxy import cutting_proxy
+from cutting_proxy import CuttingProxy, cutting_proxy
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
-from payclient.events import Created, FoundAccepted, Notified, NotSent
+from payclient.events import FoundAccepted, Notified, NotSent
 from payclient.ledger import Shared, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
@@ -27,9 +30,7 @@ from payclient.lifecycle import Record, State
 from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
 from postgres_server import PostgresServer
-from test_ledger import NOW, brought, fresh
-
-CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
+from test_ledger import NOW, brought, fresh, until
 
 
 @asynccontextmanager
@@ -52,16 +53,6 @@ async def ledger(url: str) -> AsyncIterator[PostgresLedger]:
         yield ledger
 
 
-@asynccontextmanager
-async def person(url: str) -> AsyncIterator[asyncpg.Connection]:
-    """Somebody with psql, whose transaction ends with the test, however that ends."""
-    connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
 @pytest.fixture
 def databases(monkeypatch: pytest.MonkeyPatch) -> list[PostgresDatabase]:
     """The connections of every ledger that is opened from here on."""
@@ -76,28 +67,18 @@ def databases(monkeypatch: pytest.MonkeyPatch) -> list[PostgresDatabase]:
     return made
 
 
-async def until(true: Callable[[], Awaitable[object]]) -> None:
-    """Poll what another process or server will make true."""
-    async with asyncio.timeout(60):
-        while not await true():  # noqa: ASYNC110 - no event of ours tells
-            await asyncio.sleep(0.01)
-
-
 # The schema
 
 
 async def test_the_first_processes_make_it_together(postgres: PostgresServer, new_database: str) -> None:
+    """Also in an empty schema that somebody made for us, whose owner may be all that the database's user may be."""
+    await postgres.execute(new_database, "CREATE SCHEMA payclient")
     ledgers = await asyncio.gather(*(open_ledger(postgres.url(new_database)) for _ in range(6)))
     assert len({ledger.digest_key for ledger in ledgers}) == 1
+    assert sum(ledger.created for ledger in ledgers) == 1
+    assert await ledgers[0].permit(fresh())
     for ledger in ledgers:
         await ledger.aclose()
-
-
-async def test_a_schema_made_for_us(postgres: PostgresServer, new_database: str) -> None:
-    """An empty schema of our name is taken: its owner may be all that the database's user may be."""
-    await postgres.execute(new_database, "CREATE SCHEMA payclient")
-    async with opened(postgres.url(new_database)) as ledger:
-        assert await ledger.permit(fresh())
 
 
 @pytest.mark.parametrize(
@@ -213,13 +194,15 @@ SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000, 0.
 @pytest.mark.parametrize(("place", "value", "words"), [(7, True, "standby"), (8, 130011, "PostgreSQL is 13")])
 async def test_servers_that_are_not_here(place: int, value: object, words: str) -> None:
     """A standby and an old server are refused, which these tests have not."""
-
-    class Connection:
-        async def fetchrow(self, sql: str) -> tuple[object, ...]:
-            return (*SAFE[:place], value, *SAFE[place + 1 :])
-
+    connection = AsyncMock()
+    connection.fetchrow.return_value = (*SAFE[:place], value, *SAFE[place + 1 :])
     with pytest.raises(ConfigurationError, match=words):
-        await Server(Secret("postgresql://host/shop")).check(Connection(), create=False)
+        await Server(Secret("postgresql://host/shop")).check(connection, create=False)
+
+
+async def test_no_repr_shows_a_password(url: str) -> None:
+    async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
+        assert "s3cret-word" not in f"{ledger!r}{ledger.location}"
 
 
 @pytest.mark.parametrize(
@@ -250,87 +233,62 @@ async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, k
         error = error.__context__
 
 
-async def test_no_repr_shows_a_password(url: str) -> None:
-    async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
-        assert "s3cret-word" not in f"{ledger!r}{ledger.location}"
+# Several processes that write
 
-
-# What the database refuses
-
-
-@contextmanager
-def refused(kind: type[asyncpg.PostgresError] = asyncpg.RaiseError) -> Iterator[None]:
-    with pytest.raises(kind):
-        yield
-
-
-#: The next change, by hand: what version, and what it becomes.
-ADD_CHANGE = """
+#: A payment of a pending attempt, written by somebody with psql.
+PAY = """
     INSERT INTO payclient.changes (attempt_id, version, at, event, evidence, before, after, state_evidence, decided_at)
-    SELECT id, version + {step}, 9.0, 'Made', 'operator', {before}, '{after}', 'operator', {decided_at}
-    FROM payclient.records WHERE client_transaction_id = '{name}'"""
+    SELECT id, version + 1, 9.0, 'Made', 'operator', state, 'accepted', 'operator', 9.0
+    FROM payclient.records WHERE client_transaction_id = $1"""
 
 
-def add_change(
-    after: str, *, step: int = 1, before: str = "state", decided: bool = False, name: str = "order-1"
-) -> str:
-    """Say in SQL what somebody with psql would do."""
-    decided_at = "9.0" if decided or after in ("accepted", "cancelled", "refused") else "NULL"
-    return ADD_CHANGE.format(after=after, step=step, before=before, decided_at=decided_at, name=name)
+@asynccontextmanager
+async def person(url: str) -> AsyncIterator[tuple[asyncpg.Connection, Transaction]]:
+    """Somebody with psql in the midst of a transaction, which ends with the test, however that ends."""
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield connection, transaction
+    finally:
+        await connection.close()
 
 
-async def test_the_feed_waits_for_who_may_come_before(url: str, ledger: PostgresLedger) -> None:
-    """What has a lower number and is not committed yet holds the feed back, and nobody who writes."""
-    for name in ("a", "b"):
-        await brought(ledger, State.PENDING, name)
-    slow = await asyncpg.connect(url)
-    async with opened(url) as other:
-        transaction = slow.transaction()
-        await transaction.start()
-        await slow.execute(add_change("accepted", name="a"))
-        await other.apply((await other.get("b")) or fresh(), FoundAccepted(at=NOW))
-        assert await ledger.permit(fresh("c"))
-        reading = asyncio.ensure_future(ledger.changes())
-        await until(lambda: slow.fetch("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
-        assert not reading.done()
-        await transaction.commit()
-        first, second = await reading
-        assert (first.client_transaction_id, second.client_transaction_id) == ("a", "b")
-        # A transaction that does not end holds nobody for ever: the feed says nothing, and goes on later.
-        await brought(other, State.PENDING, "d")
-        transaction = slow.transaction()
-        await transaction.start()
-        await slow.execute(add_change("accepted", name="d"))
-        assert await other.changes(since=second.cursor) == []
-        await brought(other, State.ACCEPTED, "e")
-        assert await other.changes(since=second.cursor) == []
-        await transaction.rollback()
-        assert [each.client_transaction_id for each in await other.changes(since=second.cursor)] == ["e"]
-    await slow.close()
-
-
-async def test_the_feed_ends_where_its_reader_began_to_wait(
+async def test_the_feed_waits_for_who_may_come_before(
     url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
 ) -> None:
-    """Else a change that comes while it waits could stand behind one that is not committed yet: that one were lost."""
-    records = {name: await brought(ledger, State.PENDING, name) for name in "abcd"}
+    """What has a lower number and is not committed yet holds the feed back, and nobody who writes. The feed ends where
+    its reader began to wait: what came meanwhile could stand behind another one that is not committed yet.
+    """
+    records = {name: await brought(ledger, State.PENDING, name) for name in "abcde"}
+
+    async def told(since: int = 0) -> str:
+        return "".join(each.client_transaction_id for each in await ledger.changes(since))
+
     waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND application_name = 'payclient'"
-    async with opened(url) as other, person(url) as first, person(url) as second:
-        earlier, later = first.transaction(), second.transaction()
-        await earlier.start()
-        await first.execute(add_change("accepted", name="a"))
-        await other.apply(records["b"], FoundAccepted(at=NOW))
-        reading = asyncio.ensure_future(ledger.changes())
-        await until(lambda: postgres.execute(database, waits))
-        await later.start()
-        await second.execute(add_change("accepted", name="c"))
-        await other.apply(records["d"], FoundAccepted(at=NOW))
-        await earlier.commit()
-        told = await reading
-        assert [each.client_transaction_id for each in told] == ["a", "b"]
-        await later.commit()
-        told = await ledger.changes(since=told[-1].cursor)
-        assert [each.client_transaction_id for each in told] == ["c", "d"]
+    async with opened(url) as other:
+        async with person(url) as (first, earlier), person(url) as (second, later):
+            await first.execute(PAY, "a")
+            await other.apply(records["b"], FoundAccepted(at=NOW))
+            reading = asyncio.ensure_future(told())
+            await until(lambda: postgres.execute(database, waits))
+            await second.execute(PAY, "c")
+            await other.apply(records["d"], FoundAccepted(at=NOW))
+            assert await other.permit(fresh("f"))
+            assert not reading.done()
+            await earlier.commit()
+            assert await reading == "ab"
+            await later.commit()
+        assert await told() == "abcd"
+        last = (await ledger.changes())[-1].cursor
+        async with person(url) as (
+            stuck,
+            _,
+        ):  # holds nobody for ever: the feed says nothing, and goes on later
+            await stuck.execute(PAY, "e")
+            await brought(other, State.ACCEPTED, "g")
+            assert await told(last) == ""
+        assert await told(last) == "g"
 
 
 async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: PostgresLedger) -> None:
@@ -363,13 +321,22 @@ async def test_processes_that_write_in_another_order(url: str, ledger: PostgresL
 # The wire
 
 
-async def test_a_wire_that_breaks_before_the_commit(postgres: PostgresServer, database: str) -> None:
-    """The permit is none, nothing was written, and the next one is granted."""
+@asynccontextmanager
+async def through_proxy(
+    postgres: PostgresServer, database: str, **options: float
+) -> AsyncIterator[tuple[CuttingProxy, PostgresLedger]]:
+    """A ledger behind a wire that can break, whose connection has been used once."""
     async with (
         cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port)) as ledger,
+        opened(postgres.url(database, port=proxy.port), **options) as ledger,
     ):
         assert await ledger.permit(fresh("warm"))
+        yield proxy, ledger
+
+
+async def test_a_wire_that_breaks_before_the_commit(postgres: PostgresServer, database: str) -> None:
+    """The permit is none, nothing was written, and the next one is granted."""
+    async with through_proxy(postgres, database) as (proxy, ledger):
         proxy.cut_before = True
         with pytest.raises(LedgerUnavailableError) as caught:
             await ledger.permit(fresh())
@@ -378,14 +345,9 @@ async def test_a_wire_that_breaks_before_the_commit(postgres: PostgresServer, da
         assert await ledger.permit(fresh())
 
 
-async def test_a_wire_that_breaks_after_the_commit(postgres: PostgresServer, database: str) -> None:
+async def test_a_wire_that_breaks_after_the_commit(postgres: PostgresServer, database: str, url: str) -> None:
     """An uncertain commit is no permit; the process that asked may close it as not sent, and no other."""
-    async with (
-        cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port)) as ledger,
-        opened(postgres.url(database)) as other,
-    ):
-        assert await ledger.permit(fresh("warm"))
+    async with through_proxy(postgres, database) as (proxy, ledger), opened(url) as other:
         proxy.cut_after = True
         with pytest.raises(LedgerUnavailableError):
             await ledger.permit(fresh())
@@ -398,16 +360,11 @@ async def test_a_wire_that_breaks_after_the_commit(postgres: PostgresServer, dat
         assert await other.permit(fresh(attempt=2))
 
 
-async def test_what_a_broken_wire_left_behind_is_waited_for(postgres: PostgresServer, database: str) -> None:
+async def test_what_a_broken_wire_left_behind_is_waited_for(
+    postgres: PostgresServer, database: str, url: str
+) -> None:
     """A lost statement that still waits in the server is done before anything is read again."""
-    blocker = await asyncpg.connect(postgres.url(database))
-    async with (
-        cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port)) as ledger,
-    ):
-        await ledger.permit(fresh("warm"))
-        transaction = blocker.transaction()
-        await transaction.start()
+    async with through_proxy(postgres, database) as (proxy, ledger), person(url) as (blocker, transaction):
         await blocker.execute("LOCK payclient.attempts")
         permit = asyncio.ensure_future(ledger.permit(fresh()))
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
@@ -419,18 +376,13 @@ async def test_what_a_broken_wire_left_behind_is_waited_for(postgres: PostgresSe
         assert not reading.done()
         await transaction.rollback()
         assert await reading == fresh()
-    await blocker.close()
 
 
 async def test_a_server_that_falls_silent(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody hangs: what was asked and what is asked then fails in a bounded time, and it goes on when it can."""
-    async with (
-        cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port)) as ledger,
-    ):
-        await ledger.permit(fresh("warm"))
+    async with through_proxy(postgres, database) as (proxy, ledger):
         monkeypatch.setattr(postgres_ledger, "ANSWER", 0.2)
         monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
         monkeypatch.setattr(connecting, "CONNECT", 0.2)
@@ -469,12 +421,14 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
     await (await open_ledger(postgres.url(new_database))).aclose()
     with pytest.raises(ConfigurationError, match="may not"):
         await open_ledger(url)
-    for grant in (
-        "USAGE ON SCHEMA payclient",
-        "USAGE ON ALL SEQUENCES IN SCHEMA payclient",
-        "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA payclient",
-    ):
-        await postgres.execute(new_database, f"GRANT {grant} TO clerk")
+    await postgres.execute(
+        new_database,
+        """DO $$ BEGIN
+        GRANT USAGE ON SCHEMA payclient TO clerk;
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA payclient TO clerk;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA payclient TO clerk;
+        END $$""",
+    )
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
         assert await ledger.renew(60) == 0
@@ -516,41 +470,25 @@ async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: Postgr
     assert await ledger.get("order-2") == fresh("order-2")
 
 
-async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -> None:
-    """It crashes and comes back: what was acknowledged is there, the rest failed in words, and nobody hangs."""
-    async with opened(postgres.url(database)) as ledger:
-        granted: list[str] = []
-        failed = 0
-        back = asyncio.Event()
-
-        async def work(name: str) -> None:
-            nonlocal failed
-            number = 0
-            while not back.is_set():
-                number += 1
-                try:
-                    await ledger.permit(fresh(f"{name}-{number}"))
-                except LedgerUnavailableError:
-                    failed += 1
-                else:
-                    granted.append(f"{name}-{number}")
-
-        workers = asyncio.gather(*(work(str(number)) for number in range(10)))
-        await until(lambda: asyncio.sleep(0, len(granted) > 20))
-        # One batch is under way when it crashes.
-        blocker = await asyncpg.connect(postgres.url(database))
-        await blocker.execute("BEGIN; LOCK payclient.attempts")
+async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> None:
+    """It crashes and comes back: what was acknowledged is there, the call under way fails in words, and the next one,
+    which has patience, waits and is granted.
+    """
+    async with opened(url) as ledger, person(url) as (blocker, _):
+        names = [f"order-{number}" for number in range(20)]
+        assert all(await asyncio.gather(*(ledger.permit(fresh(name)) for name in names)))
+        await blocker.execute("LOCK payclient.attempts")
+        under_way = asyncio.ensure_future(ledger.permit(fresh("under way")))
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
         await asyncio.to_thread(postgres.stop)
         blocker.terminate()
-        before = len(granted)
+        with pytest.raises(LedgerUnavailableError):
+            await under_way
+        later = asyncio.ensure_future(ledger.permit(fresh("later")))
+        await asyncio.sleep(0)
         await asyncio.to_thread(postgres.start)
-        await until(lambda: asyncio.sleep(0.01, len(granted) > before))
-        back.set()
-        await workers
-        assert failed
-        assert set(granted) <= set(await ledger.get_many(granted))
-        assert len(await ledger.get_many(granted)) == len(granted)
+        assert await later
+        assert len(await ledger.get_many([*names, "under way", "later"])) == 21
 
 
 async def test_a_wire_that_breaks_in_an_unforeseen_way(
@@ -575,25 +513,12 @@ async def test_a_wire_that_breaks_in_an_unforeseen_way(
     assert not broken
 
 
-async def test_a_server_that_is_away_for_a_moment(
-    postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody hears of it who has patience: the permit waits, and is granted."""
-    async with opened(postgres.url(database)) as ledger:
-        await asyncio.to_thread(postgres.stop)
-        permit = asyncio.ensure_future(ledger.permit(fresh()))
-        await until(lambda: asyncio.sleep(0, "ConnectionRefusedError" in caplog.text))
-        assert not permit.done()
-        await asyncio.to_thread(postgres.start)
-        assert await permit
-
-
 async def test_closing_without_a_server(
-    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends all the same, in a bounded time."""
     monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
-    ledger = await open_ledger(postgres.url(database))
+    ledger = await open_ledger(url)
     await asyncio.to_thread(postgres.stop)
     permit = asyncio.ensure_future(ledger.permit(fresh()))
     await asyncio.sleep(0)
@@ -665,14 +590,10 @@ async def test_a_listener_that_is_killed(url: str) -> None:
 
 
 async def test_a_listener_without_a_server(
-    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, database: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poll goes on, and it listens again once the server is back."""
-    async with (
-        cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port), poll=0.05) as ledger,
-        opened(postgres.url(database)) as other,
-    ):
+    async with through_proxy(postgres, database, poll=0.05) as (proxy, ledger), opened(url) as other:
         # Once both are open, which may take longer on a loaded machine.
         monkeypatch.setattr(connecting, "CONNECT", 0.1)
         heard = Heard()
@@ -683,12 +604,10 @@ async def test_a_listener_without_a_server(
             assert await heard.next() is None
         proxy.silent = False
         monkeypatch.undo()
-        number = 0
+        numbers = count()
 
         async def woken() -> bool:
-            nonlocal number
-            number += 1
-            await brought(other, State.ACCEPTED, f"order-{number}")
+            await brought(other, State.ACCEPTED, f"order-{next(numbers)}")
             return await heard.next() is not None
 
         await until(woken)
@@ -784,25 +703,23 @@ async def test_a_read_that_loses_a_deadlock(
 ) -> None:
     """It fails by itself: the connection stays, and with it what else is asked of the ledger."""
     ledger.hold(HOUR)
-    ids = []
     for name in ("a", "b"):
         await ledger.permit(fresh(name))
-        ids += [
-            (await postgres.execute(database, "SELECT max(attempt_id) FROM payclient.open_attempts"))[0][0]
-        ]
+    ids = await postgres.execute(database, "SELECT attempt_id FROM payclient.open_attempts ORDER BY 1")
     ours = "SELECT pid FROM pg_stat_activity WHERE application_name = 'payclient' AND datname = current_database()"
     before = await postgres.execute(database, ours)
     lock = "SELECT FROM payclient.open_attempts WHERE attempt_id = $1 FOR UPDATE"
     waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'payclient'"
-    async with person(url) as other, other.transaction():
+    async with person(url) as (other, transaction):
         await other.execute("SET deadlock_timeout = '1h'")  # so that it is the ledger which gives way
-        await other.execute(lock, ids[1])
+        await other.execute(lock, ids[1][0])
         deferred = asyncio.ensure_future(ledger.defer({"a": 60.0, "b": 60.0}))
         await until(lambda: postgres.execute(database, waits))
         seen = asyncio.ensure_future(ledger.held())
-        await other.execute(lock, ids[0])
+        await other.execute(lock, ids[0][0])
         with pytest.raises(LedgerUnavailableError, match="DeadlockDetected"):
             await deferred
+        await transaction.rollback()
         assert await seen == {"a", "b"}
     assert await postgres.execute(database, ours) == before
 
@@ -839,32 +756,21 @@ async def test_one_rate_of_queries(url: str, ledger: PostgresLedger) -> None:
         assert await ledger.reserve(30.0) == pytest.approx(600, abs=5)
 
 
-class LosingConnection:
+class LosingConnection(AsyncMock):
     """A connection of a listener, which is lost when the test says so."""
 
-    async def connect(self) -> LosingConnection:
-        return self
-
-    schema = "payclient"
-
     def add_termination_listener(self, lost: Callable[[object], None]) -> None:
-        self.lose = lambda: lost(self)
-
-    async def add_listener(self, *_: object) -> None:
-        return None
-
-    def terminate(self) -> None:
-        return None
+        self.lost = lost
 
 
 @pytest.mark.parametrize("turns", range(5))
 async def test_closing_as_the_listeners_connection_is_lost(turns: int) -> None:
     """However many turns of the loop lie between the two, the listener ends and closing does not hang."""
-    connection: Any = LosingConnection()
-    listener = connecting.Listener(connection, 60.0)
+    connection = LosingConnection(terminate=Mock())
+    listener = connecting.Listener(Mock(connect=AsyncMock(return_value=connection)), 60.0)
     for _ in range(10):  # by then it waits
         await asyncio.sleep(0)
-    connection.lose()
+    connection.lost(connection)
     for _ in range(turns):
         await asyncio.sleep(0)
     async with asyncio.timeout(5):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sqlite3
-import sys
+import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
-import asyncpg
 import attrs
 import pytest
 
@@ -28,10 +26,10 @@ from payclient.events import (
     ReversalNotSent,
     ReversalPermitted,
 )
-from payclient.ledger import Ledger, PurchaseHeldError, backup_ledger, open_ledger
+from payclient.ledger import Ledger, PurchaseHeldError, backup_ledger
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
-from test_ledger import NOW, PATHS, brought, fresh
+from test_ledger import NOW, PATHS, brought, fresh, opened
 from test_ledger import ledger as ledger  # the fixture
 
 #: When the links of the forms here are dead.
@@ -52,6 +50,14 @@ def sale(client_transaction_id: str, at: float = NOW + 60, *, beside_open_form: 
     return attrs.evolve(
         fresh(client_transaction_id, at=at), purchase="order", beside_open_form=beside_open_form
     )
+
+
+async def permitted(ledger: Ledger, record: Record, *events: Event) -> Record:
+    """The record, permitted, after these events."""
+    assert await ledger.permit(record)
+    for event in events:
+        record = await ledger.apply(record, event)
+    return record
 
 
 async def granted(ledger: Ledger, record: Record) -> bool:
@@ -83,20 +89,17 @@ SALES: dict[str, tuple[tuple[Event, ...], bool]] = {
 async def test_another_ask_beside_a_sale(ledger: Ledger) -> None:
     """It is refused while the first is paid, or may yet be paid: an expired one until its last query was made."""
     for case, (events, free) in SALES.items():
-        first, beside, late, a_form = (
+        first, *others = (
             attrs.evolve(each, purchase=case)
             for each in (
                 sale(f"{case}-first", NOW), sale(f"{case}-beside", beside_open_form=True),
                 sale(f"{case}-late", NOW + 1e9), form(f"{case}-form", NOW + 60),
             )
         )  # fmt: skip
-        record = await _permitted(ledger, first)
-        for event in events:
-            record = await ledger.apply(record, event)
-        # Before one is granted, which would hold the next.
-        for other in (beside, late, a_form):
+        await permitted(ledger, first, *events)
+        for other in others:
             assert await granted(ledger, other) is free, case
-            if free:
+            if free:  # lest it hold the next
                 await ledger.apply(other, PATHS[State.REFUSED][0])
         assert len(await ledger.asks(case)) == (4 if free else 1), case
 
@@ -132,27 +135,20 @@ async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
     cancelled; a push may be allowed all the same.
     """
     for case, (events, free, later) in FORMS.items():
-        record = await _permitted(ledger, attrs.evolve(form(f"{case}-first"), purchase=case))
-        for event in events:
-            record = await ledger.apply(record, event)
-        if beside:
-            free = free or record.state is not State.ACCEPTED
-        push, late = (
-            attrs.evolve(each, purchase=case)
-            for each in (
-                sale(f"{case}-push", DEAD - 1, beside_open_form=beside), sale(f"{case}-push", DEAD)
-            )
-        )  # fmt: skip
+        record = await permitted(ledger, attrs.evolve(form(f"{case}-first"), purchase=case), *events)
+        free = free or (beside and record.state is not State.ACCEPTED)
+        push = attrs.evolve(sale(f"{case}-push", DEAD - 1, beside_open_form=beside), purchase=case)
         assert await granted(ledger, push) is free, case
         if not free:
+            late = attrs.evolve(push, created_at=DEAD, beside_open_form=False)
             assert await granted(ledger, late) is later, case
 
 
 async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:
     """What another ask of the purchase forbids is forbidden to the next attempt of an old id as well."""
-    refused = await ledger.apply(await _permitted(ledger, sale("first")), PATHS[State.REFUSED][0])
+    await permitted(ledger, sale("first"), PATHS[State.REFUSED][0])
     again = attrs.evolve(sale("first"), attempt=2)
-    other = await _permitted(ledger, sale("second"))
+    other = await permitted(ledger, sale("second"))
     with pytest.raises(PurchaseHeldError) as held:
         await ledger.permit(again)
     assert held.value.holder == other
@@ -162,15 +158,12 @@ async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:
     assert [(each.client_transaction_id, each.attempt) for each in await ledger.asks("order")] == [
         ("first", 1), ("second", 1), ("first", 2),
     ]  # fmt: skip
-    assert refused.purchase == "order"
 
 
 async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """The service's word is recorded whatever it means; both payments are among the purchase's asks."""
-    first = await ledger.apply(await _permitted(ledger, sale("first")), PATHS[State.REFUSED][0])
-    second = await _permitted(ledger, sale("second"))
-    for event in PATHS[State.ACCEPTED]:
-        second = await ledger.apply(second, event)
+    first = await permitted(ledger, sale("first"), *PATHS[State.REFUSED])
+    await permitted(ledger, sale("second"), *PATHS[State.ACCEPTED])
     with caplog.at_level("CRITICAL"):
         both = await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
     assert caplog.messages == ["first: paid, and its purchase also by second: give one back"]
@@ -190,27 +183,20 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
 
 async def test_a_paid_ask_is_named_before_an_open_one(ledger: Ledger) -> None:
     """Whoever is refused is told that it is paid, whichever of the two was asked for first."""
-    await _permitted(ledger, form("form", at=NOW + 70))
-    paid = await _permitted(ledger, sale("push", beside_open_form=True))
-    for event in PATHS[State.ACCEPTED]:
-        paid = await ledger.apply(paid, event)
-    await ledger.apply(form("form", at=NOW + 70), PREPARED)
+    await permitted(ledger, form("form", at=NOW + 70), PREPARED)
+    paid = await permitted(ledger, sale("push", beside_open_form=True), *PATHS[State.ACCEPTED])
     with pytest.raises(PurchaseHeldError) as held:
         await ledger.permit(sale("late"))
     assert held.value.holder == paid
 
 
-async def test_a_form_whose_links_nobody_timed(ledger: Ledger) -> None:
-    """Its links may live for ever."""
-    await _permitted(ledger, attrs.evolve(form("form"), links_dead_at=None))
+async def test_what_has_no_time_or_no_purchase(ledger: Ledger) -> None:
+    """Links that nobody timed may live for ever; a purchase is the id where none is given."""
+    await permitted(ledger, attrs.evolve(form("form"), links_dead_at=None))
     assert not await granted(ledger, sale("push", at=NOW + 1e6))
-
-
-async def test_a_purchase_is_the_id_where_none_is_given(ledger: Ledger) -> None:
-    record = await brought(ledger, State.PENDING, "order")
-    assert record.purchase == "order"
-    assert not await granted(ledger, sale("other"))
-    assert await ledger.asks("order") == [record]
+    record = await brought(ledger, State.PENDING, "alone")
+    assert not await granted(ledger, attrs.evolve(sale("other"), purchase="alone"))
+    assert await ledger.asks("alone") == [record]
     assert await ledger.asks("nothing") == []
 
 
@@ -229,81 +215,38 @@ async def test_many_asks_in_one_batch(ledger: Ledger) -> None:
     assert sum(isinstance(answer, PurchaseHeldError) for answer in answers) == 80
 
 
-async def _permitted(ledger: Ledger, record: Record) -> Record:
-    assert await ledger.permit(record)
-    return record
-
-
-# --- Several processes
-
-PAIRS = 800
-
-_RACER = """
-import asyncio, random, sys, attrs
-from payclient.ledger import PurchaseHeldError, open_ledger
-from test_ledger import fresh
-
-async def main(url, name, pairs):
-    ledger = await open_ledger(url, create=False)
-    won = 0
-    async def ask(number):
-        nonlocal won
-        record = attrs.evolve(fresh(f"{name}-{number}"), purchase=f"order-{number}")
-        try:
-            granted = await ledger.permit(record)
-            won += granted
-        except PurchaseHeldError as held:
-            assert held.holder.purchase == record.purchase
-    for first in range(0, pairs, 200):
-        print("ready", flush=True)  # so that both begin each round together, however busy the machine is
-        sys.stdin.readline()
-        # In another order in each process, so that what they insert crosses.
-        numbers = iter(random.sample(range(first, first + 200), 200))
-        async def worker():
-            for number in numbers:
-                await ask(number)
-        await asyncio.gather(*(worker() for _ in range(10)))
-    await ledger.aclose()
-    print(won)
-
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
-
-
-async def test_two_processes_race_for_each_purchase(postgres: PostgresServer) -> None:
+async def test_two_processes_race_for_each_purchase(postgres: PostgresServer, database: str) -> None:
     """Under two client transaction ids at once: the database grants one, and none is left without any."""
-    url = postgres.url(await postgres.emptied())
-    await (await open_ledger(url)).aclose()
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    racers = [
-        await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _RACER, url, name, str(PAIRS), stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
-        )
-        for name in "ab"
-    ]  # fmt: skip
-    for _ in range(0, PAIRS, 200):
-        for racer in racers:
-            assert racer.stdout is not None
-            assert await racer.stdout.readline() == b"ready\n"
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.write(b"go\n")
-    ended = await asyncio.gather(*(racer.communicate() for racer in racers))
-    won = [int(out) for out, _ in ended]
-    assert sum(won) == PAIRS
-    assert all(won), "they did not run at the same time"
-    connection = await asyncpg.connect(url)
+    count, url = 800, postgres.url(database)
+    chance = random.Random(1)  # noqa: S311 - the same again each time
+
+    async def race(name: str) -> list[bool]:
+        """Ask in an order of its own, so that what the two insert crosses."""
+        won = [False] * count
+        numbers = iter(chance.sample(range(count), count))
+
+        async def work() -> None:
+            for number in numbers:
+                record = attrs.evolve(fresh(f"{name}-{number}"), purchase=f"order-{number}")
+                with suppress(PurchaseHeldError):
+                    won[number] = await book.permit(record)
+
+        async with opened(url) as book:
+            await asyncio.gather(*(work() for _ in range(10)))
+        return won
+
+    first, second = await asyncio.gather(race("a"), race("b"))
+    assert [a + b for a, b in zip(first, second, strict=True)] == [1] * count
+    assert {*first} == {*second} == {True, False}, "they did not run at the same time"
     sql = "SELECT count(*), count(DISTINCT purchase) FROM payclient.attempts"
-    assert tuple(await connection.fetchrow(sql)) == (PAIRS, PAIRS)
-    await connection.close()
+    assert [tuple(row) for row in await postgres.execute(database, sql)] == [(count, count)]
 
 
 # --- The links of forms
 
 
 async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
-    record = await ledger.apply(await _permitted(ledger, form("form")), PREPARED)
+    record = await permitted(ledger, form("form"), PREPARED)
     await ledger.keep_links(record, '{"card": "one"}', NOW + 500)
     await ledger.keep_links(record, '{"card": "two"}', NOW + 600)
     assert await ledger.links("order", NOW + 599) == {"form": '{"card": "two"}'}
@@ -328,10 +271,10 @@ async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
 )
 async def test_a_decided_forms_links_are_dropped(ledger: Ledger, events: list[Event], kept: bool) -> None:
     """What its customer closed may be handed out again: the service does not call it cancelled."""
-    record = await ledger.apply(await _permitted(ledger, form("form")), PREPARED)
+    record = await permitted(ledger, form("form"), PREPARED)
     await ledger.keep_links(record, '{"card": "link"}', NOW + 600)
     for event in events:
-        record = await ledger.apply(record, event)
+        await ledger.apply(record, event)
     assert bool(await ledger.links("order", NOW + 60)) is kept
     await ledger.drop_links(NOW + 60)
     assert bool(await ledger.links("order", NOW + 60)) is kept
@@ -339,26 +282,25 @@ async def test_a_decided_forms_links_are_dropped(ledger: Ledger, events: list[Ev
 
 async def test_no_file_holds_a_dead_link(tmp_path: Path) -> None:
     """Not in a free page nor in the write-ahead log, while the ledger is open; a backup never held any."""
+
+    def content() -> bytes:
+        return b"".join(each.read_bytes() for each in tmp_path.iterdir())
+
     path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    for number in range(100):
-        record = attrs.evolve(form(f"form-{number}"), purchase=f"order-{number}")
-        record = await ledger.apply(await _permitted(ledger, record), PREPARED)
-        link = f'{{"card": "https://pay.example/{"secret" * 40}/{number}"}}'
-        await ledger.keep_links(record, link, NOW + 600 + number)
-    assert b"secret" in b"".join(each.read_bytes() for each in tmp_path.iterdir())
-    await backup_ledger(f"sqlite:{path}", tmp_path / "copy.db")
-    copied = (tmp_path / "copy.db").read_bytes()
-    assert b"secret" not in copied
-    assert b"form-99" in copied
-    for later in range(600, 700, 9):
-        await ledger.drop_links(NOW + later)
-        held = b"".join(each.read_bytes() for each in tmp_path.iterdir())
-        dead = [number for number in range(100) if 600 + number <= later and f'/{number}"'.encode() in held]
-        assert dead == []
-    await ledger.drop_links(NOW + 700)
-    assert b"secret" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
-    await ledger.aclose()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM form_links").fetchone() == (0,)
-    connection.close()
+    async with opened(f"sqlite:{path}") as ledger:
+        for number in range(100):
+            ask = attrs.evolve(form(f"form-{number}"), purchase=f"order-{number}")
+            record = await permitted(ledger, ask, PREPARED)
+            link = f'{{"card": "https://pay.example/{"secret" * 40}/{number}"}}'
+            await ledger.keep_links(record, link, NOW + 600 + number)
+        assert b"secret" in content()
+        await backup_ledger(f"sqlite:{path}", tmp_path / "copy.db")
+        copied = (tmp_path / "copy.db").read_bytes()
+        assert b"secret" not in copied
+        assert b"form-99" in copied
+        for later in range(600, 700, 9):
+            await ledger.drop_links(NOW + later)
+            kept = content()
+            assert not [number for number in range(later - 599) if f'/{number}"'.encode() in kept]
+        await ledger.drop_links(NOW + 700)
+        assert b"secret" not in content()

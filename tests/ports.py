@@ -25,12 +25,12 @@ def kept_port() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def served(app: web.Application) -> AsyncIterator[str]:
-    """An aiohttp app at a port of this machine; its address."""
+async def served(app: web.Application, port: int = 0) -> AsyncIterator[str]:
+    """An aiohttp app at a port of this machine, by default any; its address."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

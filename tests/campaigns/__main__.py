@@ -1,6 +1,7 @@
 """`python -m campaigns crashes|batches|hosts|power|forgets`: for as long as asked, and say what came of it."""
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -43,13 +44,11 @@ def main() -> int:
             command.add_argument(f"--{option}", type=type(value), default=value)
     options = vars(parser.parse_args())
     carry_out, _ = CAMPAIGNS[options.pop("campaign")]
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("payclient").setLevel(logging.CRITICAL)
     began = time.monotonic()
-    report = carry_out(**options, say=lambda line: print(f"\r{line}", end="", file=sys.stderr, flush=True))
-    print(file=sys.stderr)
-    print(", ".join(f"{times} {what}" for what, times in sorted(report.counts.items())))
-    print(f"{time.monotonic() - began:.0f} s: {len(report.violations)} violations")
-    for violation in report.violations[:20]:
-        print(violation)
+    report = carry_out(**options)
+    print(f"{time.monotonic() - began:.0f} s:", report, *report.violations[:20], sep="\n")
     return 1 if report.violations else 0
 
 

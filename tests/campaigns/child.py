@@ -1,14 +1,11 @@
 """`payclient`, a hundred times as quick, with places in it where it can be killed or stopped.
 
 Nothing in payclient knows of them.
-`python -m campaigns.child [--at POINT --occurrence N --signal S] [--notify PORT] [--single] charge FILE ...`; with
-`--single` the rows go through `tracker.sale` instead of the command, eight at a time.
+`python -m campaigns.child [--at POINT --occurrence N --signal S] [--notify PORT] charge FILE ...`
 """
 
 import argparse
-import asyncio
 import importlib
-import json
 import os
 import pkgutil
 import signal
@@ -19,7 +16,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -31,11 +27,10 @@ from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
 from payclient.tracking import leases
 from payclient.web.aiohttp import notification_route, tracker_context
+from ports import served
 
-from .service import TOTAL
-
-#: Seconds after which other hosts take over what a dead one followed.
-LEASE = 1.5
+#: Seconds: the total time-out, and after how many other hosts take over what a dead one followed.
+TOTAL, LEASE = 1.0, 1.5
 
 #: Where it can be hit, in the order of a sale's life.
 POINTS = (
@@ -160,19 +155,11 @@ async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[p
     """A tracker with short time-outs, which is notified on a port as a shop's is."""
     options |= {"timeouts": payclient.Timeouts(connect=TOTAL, total=TOTAL), "schedule": Fixed(0.2)}
     async with payclient.open_tracker(*args, **options) as tracker:
-        if port is None:
-            yield tracker
-            return
         app = web.Application()
         app.cleanup_ctx.append(tracker_context(lambda: nullcontext(tracker)))
         app.add_routes([notification_route("/notified")])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.1).start()
+        async with nullcontext() if port is None else served(app, port):
             yield tracker
-        finally:
-            await runner.cleanup()
 
 
 def hurry(port: int | None) -> None:
@@ -185,54 +172,6 @@ def hurry(port: int | None) -> None:
             found.open_tracker = partial(hasty, port)  # type: ignore[attr-defined]  # imported there
 
 
-async def single(arguments: list[str]) -> int:
-    """Charge the rows one by one; the report is that of the command, a line for each thing said."""
-    file, options = arguments[1], dict(zip(arguments[2::2], arguments[3::2], strict=True))
-    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
-    report = os.open(options["--report"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    room, decided = asyncio.Semaphore(8), 0
-
-    def say(outcome: payclient.Outcome) -> None:
-        line = {
-            name: getattr(outcome, name)
-            for name in ("client_transaction_id", "transaction_id", "state", "paid")
-        }
-        os.write(report, json.dumps(line).encode() + b"\n")
-
-    async def charge(tracker: payclient.Tracker, row: dict[str, Any]) -> bool:
-        try:
-            async with room:
-                pending = await tracker.sale(payclient.SaleRequest(**row))
-        except payclient.CustomerBusyError:
-            return False
-        except payclient.PayError as error:
-            known = await tracker.find(row["client_transaction_id"])
-            if known is None or not isinstance(error, payclient.NotCreatedError):
-                return False
-            say(known.outcome)  # the service's word, which no run changes
-            return True
-        say(pending.outcome)
-        outcome = await pending.wait()
-        say(outcome)
-        return outcome.state in (payclient.State.ACCEPTED, payclient.State.CANCELLED)
-
-    token, profile = os.environ["PAYCLIENT_TOKEN"], options["--profile"]
-    try:
-        async with hasty(
-            None, options["--base-url"], token, ledger=options["--ledger"], profile=profile
-        ) as tracker:
-            decided = sum(await asyncio.gather(*(charge(tracker, row) for row in rows)))
-    except payclient.LedgerInUseError:
-        return 2
-    return 0 if decided == len(rows) else 4
-
-
-def say_where(*_: object) -> None:
-    """Asked by whoever finds it asleep."""
-    for task in asyncio.all_tasks():
-        task.print_stack(file=sys.stderr)
-
-
 def main() -> int:
     """Read the options, set the place, charge."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -240,15 +179,13 @@ def main() -> int:
     parser.add_argument("--occurrence", type=int, default=1)
     parser.add_argument("--signal", choices=("SIGKILL", "SIGSTOP"), default="SIGKILL")
     parser.add_argument("--notify", type=int)
-    parser.add_argument("--single", action="store_true")
     options, arguments = parser.parse_known_args()
-    signal.signal(signal.SIGUSR1, say_where)
     if options.at is not None:
         place = Place(options.at, options.occurrence, signal.Signals[options.signal])
         watch_sql(place)
         watch_steps(place)
     hurry(options.notify)
-    return asyncio.run(single(arguments)) if options.single else cli.main(arguments)
+    return cli.main(arguments)
 
 
 if __name__ == "__main__":

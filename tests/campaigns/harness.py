@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -11,17 +12,22 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from campaigns.child import LEASE
-from campaigns.service import TOTAL, WINDOW
+from campaigns.child import LEASE, TOTAL
+from payclient.simulator import Answers, Fault, Faults, Settings, Simulator, SimulatorThread
 from ports import kept_port
+
+log = logging.getLogger("campaigns")
+
+#: Seconds: a sale's life, and how long a stalled exchange stands still.
+WINDOW, STALL = 1.5, 1.3
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PAYCLIENT_TOKEN": "campaigns"}
@@ -75,47 +81,57 @@ class Report:
         with self._lock:
             self.violations.append(what)
 
-
-class Service:
-    """The running service, and its own account of what it did."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._lock = threading.Lock()
-        self.url = self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def told(self) -> dict[str, Any]:
-        """Its sales (client transaction id, transaction id, how it ended) and its faults."""
-        assert self._process.stdin is not None
-        with self._lock:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-            told: dict[str, Any] = json.loads(self._line())
-        return told
+    def __str__(self) -> str:
+        counts = ", ".join(f"{times} {what}" for what, times in sorted(self.counts.items()))
+        return f"{counts}: {len(self.violations)} violations"
 
 
-@contextmanager
-def running_service(seed: int, faults: float) -> Iterator[Service]:
-    """Start it; at the end it is gone."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "campaigns.service", str(seed), str(faults)],
-        cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            yield Service(process)
-        finally:
-            process.kill()
+def _faults(rate: float, seed: int) -> Faults:
+    """What goes wrong with so many of the exchanges; the others take a moment, each way.
+
+    A request that is late arrives whether or not its client lives on.
+    """
+    kinds = (
+        [
+            Fault("reset", when="before"), Fault("reset"), Fault("cut"), Fault("error", when="after"),
+            Fault("html", when="before", status=500), Fault("latency", when="before", seconds=STALL),
+            Fault("latency", seconds=STALL), Fault("throttle", error_code=29, retry_after=0),
+            Fault("refuse", when="before", error_code=2061),
+        ],
+        [
+            Fault("reset", operation="status"), Fault("cut", operation="status"),
+            Fault("html", operation="status", status=500), Fault("latency", operation="status", seconds=STALL),
+        ],
+        [
+            Fault("lost"), Fault("late", seconds=0.5), Fault("late", seconds=2 * WINDOW), Fault("duplicate"),
+            Fault("forged"),
+        ],
+    )  # fmt: skip
+    chances = {fault: rate / len(each) for each in kinds for fault in each if rate}
+    if rate:  # it keeps every query waiting for a second, so that it comes less often
+        chances[Fault("throttle", operation="status", error_code=29, retry_after=1)] = rate / 40
+    for when in ("before", "after"):
+        chances[Fault("latency", operation="any", when=when, seconds=0.03)] = 0.45 - rate / 2
+    return Faults(chances, seed=seed)
+
+
+def running_service(seed: int, rate: float) -> SimulatorThread:
+    """The service, of whose exchanges a part goes wrong; it runs in a thread of this process."""
+    settings = Settings(
+        sale_window=WINDOW,
+        refuse_with={f"0988{number:06}": 22 for number in range(0, 1_000_000, 97)},
+        status_by_transaction_id="/api/Sale/{transaction_id}",
+        status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+    )
+    answers = Answers(approve=0.65, reject=0.15, ignore=0.2, delay=(0.3, 0.6), seed=seed)
+    return SimulatorThread(Simulator(settings=settings, answers=answers, faults=_faults(rate, seed)))
 
 
 @attrs.define(kw_only=True)
 class Batch:
     """One file of charges over one ledger, charged by one or more hosts until all of it is decided."""
 
-    service: Service
+    service: SimulatorThread
     report: Report
     folder: Path
     name: str
@@ -123,7 +139,6 @@ class Batch:
     #: "memory:" is a broken one, to be caught: what it sent is forgotten with its process.
     ledger: str = ""
     hosts: int = 1
-    single: bool = False
     notified: bool = False
     #: Half of the rows are several for one purchase, by which one of them is collected at the most.
     purchases: bool = False
@@ -155,6 +170,7 @@ class Batch:
         self.report.violations += faults
         self.report.count("batches")
         self.report.count("rows", self.rows)
+        log.info("%s", self.report)
 
     def _suffer(self, host: int) -> None:
         for hit in self.hits[host] if self.hits else ():
@@ -171,7 +187,7 @@ class Batch:
             for number in range(self.rows):
                 row = {
                     "client_transaction_id": f"{self.name}-{number}", "country_code": "593", "currency": "USD",
-                    "phone_number": f"0988{prefix:02}{(number if self.single else number // 2):04}",
+                    "phone_number": f"0988{prefix:02}{number // 2:04}",
                     "amount_without_tax": 1000 + number, "store_id": self.name,
                 }  # fmt: skip
                 if purchase := self._purchase_of(number):
@@ -197,11 +213,10 @@ class Batch:
             command += ["--at", hit.point, "--occurrence", str(hit.occurrence), "--signal", hit.signal.name]
         if self._port is not None:
             command += ["--notify", str(self._port)]
-        command += ["--single"] if self.single else []
-        command += ["charge", str(self._file)] + ([] if self.single else ["--yes", "--quiet", "--new-ledger"])
         return [
-            *command, "--base-url", self.service.url, "--profile", str(self.folder / "profile.toml"),
-            "--ledger", self.ledger, "--report", str(self._report_of(host)),
+            *command, "charge", str(self._file), "--yes", "--quiet", "--new-ledger", "--base-url", self.service.url,
+            "--profile", str(self.folder / "profile.toml"), "--ledger", self.ledger,
+            "--report", str(self._report_of(host)),
         ]  # fmt: skip
 
     def run(self, host: int, hit: Hit | None = None) -> int:
@@ -226,9 +241,8 @@ class Batch:
         return code
 
     def _watch(self, process: subprocess.Popen[bytes], hit: Hit | None) -> int:
-        began, due = time.monotonic(), None
-        if hit is not None and hit.point == "random":
-            due = began + hit.after
+        began = time.monotonic()
+        due = began + hit.after if hit is not None and hit.point == "random" else None
         while True:
             found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED)
             now = time.monotonic()
@@ -245,8 +259,6 @@ class Batch:
                 process.send_signal(hit.signal)
             elif now - began > LONGEST_RUN:
                 self.report.violate(f"{self.name}: a run hangs ({hit})")
-                process.send_signal(signal.SIGUSR1)
-                time.sleep(0.5)
                 process.kill()
                 began = now
             else:
@@ -274,13 +286,14 @@ class Batch:
 
     def faults(self, *, final: bool) -> list[str]:
         """What is false in the reports. Before the end some rows have no line, or an older one."""
-        truth: dict[str, tuple[int, str]] = {}
+        truth: dict[str, tuple[int, str | None]] = {}
         faults = []
-        for identifier, number, how in self.service.told()["sales"]:
+        for sale in self.service.sales.values():
+            identifier = sale.client_transaction_id
             if identifier.rpartition("-")[0] == self.name:
                 if identifier in truth:
                     self.report.violate(f"{identifier}: charged twice")
-                truth[identifier] = (number, how)
+                truth[identifier] = (sale.transaction_id, sale.how)
         paid = Counter(
             self._purchase_of(int(identifier.rpartition("-")[2]))
             for identifier, (_, how) in truth.items()
@@ -314,7 +327,7 @@ class Batch:
 
 
 def _fault(
-    line: dict[str, Any], sale: tuple[int, str] | None, purchase_is_paid: bool, *, final: bool
+    line: dict[str, Any], sale: tuple[int, str | None] | None, purchase_is_paid: bool, *, final: bool
 ) -> str | None:
     """What is false in a line of a report."""
     state, (number, how) = line["state"], sale or (None, None)

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -88,50 +88,24 @@ static void note(char kind, const char *name, uint64_t offset, const void *data,
 
 #define REAL(name) static __typeof__(&name) real; if (!real) real = dlsym(RTLD_NEXT, #name)
 
-#define PWRITE(function) \
-ssize_t function(int fd, const void *data, size_t size, off_t offset) { \
+/* A function of a file that was carried out is noted before it returns: what is acknowledged later stands behind it. */
+#define NOTED(type, function, parameters, arguments, kind, offset, data, carried_out) \
+type function parameters { \
     REAL(function); \
     char path[4096]; \
     const char *name = name_of(fd, path, sizeof path); \
-    ssize_t done = real(fd, data, size, offset); \
-    if (name && done > 0) note('W', name, offset, data, done); \
+    type done = real arguments; \
+    if (name && carried_out) note(kind, name, offset, data, data ? done : 0); \
     return done; \
 }
+#define PWRITE(function) NOTED(ssize_t, function, (int fd, const void *data, size_t size, off_t offset), \
+    (fd, data, size, offset), 'W', offset, data, done > 0)
+#define TRUNCATE(function) NOTED(int, function, (int fd, off_t size), (fd, size), 'T', size, NULL, !done)
+#define SYNC(function) NOTED(int, function, (int fd), (fd), 'S', 0, NULL, !done)
 PWRITE(pwrite)
 PWRITE(pwrite64)
-
-ssize_t write(int fd, const void *data, size_t size) {
-    REAL(write);
-    char path[4096];
-    const char *name = name_of(fd, path, sizeof path);
-    off_t offset = name ? lseek(fd, 0, SEEK_CUR) : 0;
-    ssize_t done = real(fd, data, size);
-    if (name && done > 0) note('W', name, offset, data, done);
-    return done;
-}
-
-#define TRUNCATE(function) \
-int function(int fd, off_t size) { \
-    REAL(function); \
-    char path[4096]; \
-    const char *name = name_of(fd, path, sizeof path); \
-    int done = real(fd, size); \
-    if (name && !done) note('T', name, size, NULL, 0); \
-    return done; \
-}
 TRUNCATE(ftruncate)
 TRUNCATE(ftruncate64)
-
-/* Noted before it returns: whatever is acknowledged later stands behind it. */
-#define SYNC(function) \
-int function(int fd) { \
-    REAL(function); \
-    char path[4096]; \
-    const char *name = name_of(fd, path, sizeof path); \
-    int done = real(fd); \
-    if (name && !done) note('S', name, 0, NULL, 0); \
-    return done; \
-}
 SYNC(fsync)
 SYNC(fdatasync)
 
@@ -343,14 +317,7 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
     return missing if said == "ok" else [*missing, f"the file is damaged: {said}"]
 
 
-def fail(
-    *,
-    images: int,
-    weaker: int = 0,
-    seed: int = 0,
-    compiler: str = "cc",
-    say: Callable[[str], object] = lambda _: None,
-) -> Report:
+def fail(*, images: int, weaker: int = 0, seed: int = 0, compiler: str = "cc") -> Report:
     """Run the child, fail the power at so many moments, and find what is lost; `weaker`: with synchronous=NORMAL."""
     report = Report()
     with tempfile.TemporaryDirectory() as name:
@@ -384,7 +351,6 @@ def fail(
                 report.violate(f"image {number}: {fault}")
             shutil.rmtree(image)
             report.count("images")
-            say(f"{report.counts['images']} images, {len(report.violations)} violations")
     return report
 
 

@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +17,6 @@ import asyncpg
 
 from campaigns.harness import Batch, Hit, Report, running_service
 from postgres_server import PostgresServer
-
-Say = Callable[[str], object]
 
 #: "random" is any moment; the others are the child's. Some need what the one before them left.
 KILLS = (
@@ -53,7 +51,7 @@ def _hits(kind: signal.Signals, points: Sequence[str], chance: random.Random) ->
     ]
 
 
-def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4, say: Say = lambda _: None) -> Report:
+def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4) -> Report:
     """Many small batches over files of their own, each hit at places in the life of a sale."""
     report, chance, numbers = Report(), random.Random(seed), itertools.count()  # noqa: S311 - reproducible
     with tempfile.TemporaryDirectory() as folder, running_service(seed, 0.06) as service:
@@ -62,9 +60,8 @@ def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4, say: Say
             number = next(numbers)
             Batch(
                 service=service, report=report, folder=Path(folder), name=f"c{number}", rows=6 + number % 4 * 6,
-                single=number // 2 % 2 == 1, hits=[hits],
+                hits=[hits],
             ).carry_out()  # fmt: skip
-            say(_sum(report))
 
         for kind, plans, wanted, done in (
             (signal.SIGKILL, itertools.cycle(KILLS), kills, "kills"),
@@ -77,11 +74,11 @@ def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4, say: Say
                 ]
                 with ThreadPoolExecutor(workers) as pool:
                     list(pool.map(carry_out, batches))
-        report.counts.update(service.told()["faults"])
+        report.counts.update(service.faults.done)
     return report
 
 
-def batch(*, rows: int, kills: int, faults: float = 0.05, seed: int = 0, say: Say = lambda _: None) -> Report:
+def batch(*, rows: int, kills: int, faults: float = 0.05, seed: int = 0) -> Report:
     """One large file through faults, with notifications, killed at random."""
     report, chance = Report(), random.Random(seed)  # noqa: S311 - reproducible
     longest = 1.0 + rows / 150 / max(kills, 1)
@@ -91,14 +88,12 @@ def batch(*, rows: int, kills: int, faults: float = 0.05, seed: int = 0, say: Sa
             service=service, report=report, folder=Path(folder), name="b", rows=rows, notified=True,
             hits=[hits],
         ).carry_out()  # fmt: skip
-        report.counts.update(service.told()["faults"])
-    say(_sum(report))
+        report.counts.update(service.faults.done)
     return report
 
 
 def hosts(
-    server: PostgresServer, *, kills: int, stops: int, rows: int = 300, hosts: int = 4, seed: int = 0,
-    say: Say = lambda _: None,
+    server: PostgresServer, *, kills: int, stops: int, rows: int = 300, hosts: int = 4, seed: int = 0
 ) -> Report:  # fmt: skip
     """Several hosts charge one file over one PostgreSQL, whose connections are cut and which is restarted."""
     report, chance = Report(), random.Random(seed)  # noqa: S311 - reproducible
@@ -119,8 +114,7 @@ def hosts(
                     ledger=server.url(database), hosts=hosts, purchases=True,
                     hits=[hits[each::hosts] for each in range(hosts)],
                 ).carry_out()  # fmt: skip
-            say(_sum(report))
-        report.counts.update(service.told()["faults"])
+        report.counts.update(service.faults.done)
     return report
 
 
@@ -170,12 +164,3 @@ def forgets(*, seed: int = 0) -> Report:
             hits=[[Hit(signal.SIGKILL, "answer read", 3)]],
         ).carry_out()  # fmt: skip
     return report
-
-
-def _sum(report: Report) -> str:
-    counts = report.counts
-    return (
-        f"{counts['rows']} rows in {counts['batches']} batches and {counts['runs']} runs, {counts['kills']} kills, "
-        f"{counts['stops']} stops, {counts['connections cut']} connections cut, {counts['restarts']} restarts: "
-        f"{len(report.violations)} violations"
-    )

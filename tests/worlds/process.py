@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import payclient
@@ -14,7 +15,7 @@ from payclient.events import Decision
 from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 from virtual_loop import VirtualLoop
-from worlds.purchases import look_again
+from worlds.purchases import request_of
 from worlds.service import Line
 from worlds.store import WorldLedger
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Machine", "Process"]
 
 _EPOCH = 1_700_000_000.0
+#: Of a request for no purchase but its own.
+_PLAIN: Mapping[str, Any] = MappingProxyType({})
 #: Steps without time passing that no honest program makes.
 _SPINNING = 20_000
 
@@ -232,22 +235,63 @@ class Process:
             self.world.oracle.violated(f"{self.name} closed, and {list(self.waiting.values())} never ended")
         self.dead = True
 
-    async def buy(self, client_id: str, phone: str, tax: int) -> None:
-        """Bring a request, and wait for its outcome."""
-        world = self.world
-        since = len(world.oracle.posts)
+    async def buy(self, client_id: str, phone: str, tax: int, asked: Mapping[str, Any] = _PLAIN) -> None:
+        """Bring a request, perhaps for a purchase, and wait for its outcome."""
+        world, since = self.world, len(self.world.oracle.posts)
         try:
             pending = await self.ending(
-                f"sale {client_id}", self.tracker.sale(sale(client_id, phone, tax=tax))
+                f"sale {client_id}", self.tracker.sale(sale(client_id, phone, tax=tax), **asked)
             )
         except payclient.TrackerClosedError:
             return
         except Exception as error:
-            world.note(f"{self.name} sale {client_id} raised {type(error).__name__}")
-            world.oracle.raised(self.name, client_id, since, error)
+            self._refused("ask" if asked else "sale", client_id, since, error)
             return
         world.oracle.said(pending.outcome)
         await self.wait(pending)
+
+    def _refused(self, what: str, client_id: str, since: int, error: Exception) -> None:
+        self.world.note(f"{self.name} {what} {client_id} raised {type(error).__name__}")
+        self.world.oracle.raised(self.name, client_id, since, error)
+        if isinstance(error, payclient.AlreadyPaidError) and error.outcome is not None:
+            self.world.oracle.said(error.outcome)
+
+    async def get_form(self, key: str) -> None:
+        """Ask for the purchase's form, and give its links to the customer."""
+        world, since = self.world, len(self.world.oracle.posts)
+        margin = world.profile.form_window / 5
+        try:
+            form = await self.ending(f"form {key}", self.tracker.live_form(key, request_of, margin))
+        except payclient.TrackerClosedError:
+            return
+        except Exception as error:
+            self._refused("ask", key, since, error)
+            return
+        world.customers.got_links(form.payment_id, margin)
+
+    async def come_back(self, query: str) -> None:
+        """A browser came back from a form."""
+        await self._told(f"return {query}", self.tracker.returned(query))
+
+    async def give_back(self, client_id: str) -> None:
+        """Give a payment back."""
+        what = f"reverse {client_id}"
+        try:
+            pending = await self.tracker.find(client_id)
+        except payclient.PayError as error:
+            self.world.note(f"{self.name} {what} raised {type(error).__name__}")
+            return
+        if pending is not None:
+            await self._told(what, self.tracker.reverse(pending))
+
+    async def _told(self, what: str, call: Awaitable[payclient.Outcome]) -> None:
+        try:
+            outcome = await self.ending(what, call)
+        except payclient.PayError as error:
+            self.world.note(f"{self.name} {what} raised {type(error).__name__}")
+            return
+        self.world.note(f"{self.name} {what}: {outcome.state} {outcome.paid}")
+        self.world.oracle.said(outcome)
 
     async def wait(self, pending: payclient.PendingSale) -> None:
         """Wait, perhaps in a hurry first."""
@@ -275,7 +319,20 @@ class Process:
             world = self.world
             world.oracle.said(pending.outcome)
             await self.wait(pending)
-            await look_again(self, pending)
+            await self._look_again(pending)
+
+    async def _look_again(self, pending: payclient.PendingSale) -> None:
+        """Check what is decided again: what was given back must show. Of queries that fail for ever enough are made."""
+        world = self.world
+        if not world.settings.purchases or not world.calm:
+            return
+        for _ in range(20 if world.settings.endless else 2):
+            await asyncio.sleep(3.0)
+            try:
+                outcome = await self.ending(f"check {pending.client_transaction_id}", pending.check())
+            except payclient.PayError:
+                return
+            world.oracle.said(outcome)
 
     async def hear(self, transaction_id: int, client_id: str) -> None:
         """A notification came in."""

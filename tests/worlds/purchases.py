@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 import payclient
-from fake_service import sale
 from payclient import State
 from payclient.events import Overpaid
 from payclient.lifecycle import Record
@@ -17,10 +15,9 @@ from payclient.tracking.purchases import Purchase
 from worlds.oracle import Post, Transaction
 
 if TYPE_CHECKING:
-    from worlds.process import Process
     from worlds.world import World
 
-__all__ = ["Customers", "Desk", "Till", "ask_by_form", "ask_by_push", "come_back", "give_back", "look_again"]
+__all__ = ["Customers", "Desk", "Till", "answer_of", "request_of"]
 
 
 @attrs.define(eq=False)
@@ -217,20 +214,21 @@ class Customers:
                     if r.random() < 0.5:
                         beside = settings.beside and r.random() < 0.7
                         tab = r.choice(("", "", "b"))
-                        world.at(when, self._visit, ask_by_push, f"{key}-{tries}{tab}", key, phone, beside)
+                        asked = {"purchase": key, "beside_open_form": beside}
+                        world.at(when, self._visit, "buy", f"{key}-{tries}{tab}", phone, 150, asked)
                     else:
-                        world.at(when, self._visit, ask_by_form, key)
+                        world.at(when, self._visit, "get_form", key)
                     when += r.choice((0.0, 0.0, 0.01, 0.2))
                 when += r.uniform(0.0, r.choice((2.0, 60.0, settings.window, 3 * settings.window)))
         for _ in range(r.randint(0, 3)):
             world.at(r.uniform(settings.chaos * 0.3, settings.chaos), self._give_back)
 
-    def _visit(self, action: Any, *arguments: Any) -> None:
+    def _visit(self, action: str, *arguments: Any) -> None:
         process = self._world.somebody()
         if process is None:
             self._world.after(10.0, self._visit, action, *arguments)
         else:
-            process.do(action(process, *arguments))
+            process.do(getattr(process, action)(*arguments))
 
     def _give_back(self) -> None:
         """The shop gives a payment back."""
@@ -238,7 +236,7 @@ class Customers:
         paid = [each for each in world.store.all() if each.state is State.ACCEPTED]
         process = world.somebody()
         if paid and process is not None:
-            process.do(give_back(process, world.random.choice(paid).client_transaction_id))
+            process.do(process.give_back(world.random.choice(paid).client_transaction_id))
 
     def accepted(self, transaction: Transaction) -> None:
         """Somebody gives some payments back in the service's own portal."""
@@ -296,50 +294,7 @@ class Customers:
     def _visit_back(self, query: str) -> None:
         process = self._world.somebody()
         if process is not None:
-            process.do(come_back(process, query))
-
-
-# --- The application, in one process
-
-
-async def ask_by_push(process: Process, client_id: str, key: str, phone: str, beside: bool) -> None:
-    """Bring a push request of a purchase, and wait for its outcome."""
-    world = process.world
-    since = len(world.oracle.posts)
-    request = sale(client_id, phone)
-    try:
-        pending = await process.ending(
-            f"sale {client_id}", process.tracker.sale(request, purchase=key, beside_open_form=beside)
-        )
-    except payclient.TrackerClosedError:
-        return
-    except Exception as error:
-        _refused(process, client_id, since, error)
-        return
-    world.oracle.said(pending.outcome)
-    await process.wait(pending)
-
-
-def _refused(process: Process, client_id: str, since: int, error: Exception) -> None:
-    world = process.world
-    world.note(f"{process.name} ask {client_id} raised {type(error).__name__}")
-    world.oracle.raised(process.name, client_id, since, error)
-    if isinstance(error, payclient.AlreadyPaidError) and error.outcome is not None:
-        world.oracle.said(error.outcome)
-
-
-async def ask_by_form(process: Process, key: str) -> None:
-    """Ask for the purchase's form, and give its links to the customer."""
-    world = process.world
-    margin, since = world.profile.form_window / 5, len(world.oracle.posts)
-    try:
-        form = await process.ending(f"form {key}", process.tracker.live_form(key, request_of, margin))
-    except payclient.TrackerClosedError:
-        return
-    except Exception as error:
-        _refused(process, key, since, error)
-        return
-    world.customers.got_links(form.payment_id, margin)
+            process.do(process.come_back(query))
 
 
 def request_of(client_id: str) -> payclient.PrepareRequest:
@@ -348,47 +303,6 @@ def request_of(client_id: str) -> payclient.PrepareRequest:
         amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=client_id, store_id="S1",
         response_url="https://shop.example/back",
     )  # fmt: skip
-
-
-async def come_back(process: Process, query: str) -> None:
-    """A browser came back from a form."""
-    world = process.world
-    try:
-        outcome = await process.ending(f"return {query}", process.tracker.returned(query))
-    except payclient.PayError as error:
-        world.note(f"{process.name} return {query} raised {type(error).__name__}")
-        return
-    world.note(f"{process.name} return {query}: {outcome.state} {outcome.paid}")
-    world.oracle.said(outcome)
-
-
-async def give_back(process: Process, client_id: str) -> None:
-    """Give a payment back."""
-    world = process.world
-    try:
-        pending = await process.tracker.find(client_id)
-        if pending is None:
-            return
-        outcome = await process.ending(f"reverse {client_id}", process.tracker.reverse(pending))
-    except payclient.PayError as error:
-        world.note(f"{process.name} reverse {client_id} raised {type(error).__name__}")
-        return
-    world.note(f"{process.name} reverse {client_id}: {outcome.state} {outcome.paid}")
-    world.oracle.said(outcome)
-
-
-async def look_again(process: Process, pending: payclient.PendingSale) -> None:
-    """Check what is decided again: what was given back must show. Of queries that fail for ever enough are made."""
-    world = process.world
-    if not world.settings.purchases or not world.calm:
-        return
-    for _ in range(20 if world.settings.endless else 2):
-        await asyncio.sleep(3.0)
-        try:
-            outcome = await process.ending(f"check {pending.client_transaction_id}", pending.check())
-        except payclient.PayError:
-            return
-        world.oracle.said(outcome)
 
 
 def answer_of(world: World, path: str, body: bytes) -> object:

@@ -371,20 +371,15 @@ class Line:
         delay: float,
         naming: Post | None = None,
     ) -> None:
-        self._world.after(delay, self._hear, answer, response, naming)
+        def hear() -> None:
+            if self._process.dead or answer.done():
+                return
+            if naming is not None:
+                naming.heard = True
+            if isinstance(response, Exception):
+                # A fresh one, since it carries its traceback.
+                answer.set_exception(type(response)())
+            else:
+                answer.set_result(response)
 
-    def _hear(
-        self,
-        answer: asyncio.Future[HttpResponse],
-        response: HttpResponse | Exception,
-        naming: Post | None,
-    ) -> None:
-        if self._process.dead or answer.done():
-            return
-        if naming is not None:
-            naming.heard = True
-        if isinstance(response, Exception):
-            # A fresh one, since it carries its traceback.
-            answer.set_exception(type(response)())
-        else:
-            answer.set_result(response)
+        self._world.after(delay, hear)

@@ -178,6 +178,11 @@ class Settings:
         queued = self.orders * 8 * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
         return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault else 0.0)
 
+    @property
+    def slow_wait(self) -> float:
+        """Seconds as long as a wait may last, where queries are shed for ever or queued for a rate."""
+        return self.longest_wait if self.endless or self.queries_per_minute is not None else 0.0
+
 
 def _forms(window: float) -> dict[str, Any]:
     """What the profile has of forms and reversals; seconds within which a form is confirmed."""

@@ -242,8 +242,7 @@ class World:
         for process in self.processes.values():
             process.resume()
         # What is shed for ever, or queued for a rate, is waited for as long as a wait may last.
-        slow = settings.endless or settings.queries_per_minute is not None
-        self.run(self.now + max(2.5 * settings.absent_after, settings.longest_wait if slow else 0.0))
+        self.run(self.now + max(2.5 * settings.absent_after, settings.slow_wait))
         self._none_waits("calm")
         self._restart(client_ids)
         if not self.oracle.violations:
@@ -271,9 +270,8 @@ class World:
                 (*client_ids, *(each.client_transaction_id for each in self.store.all()))
             ):
                 process.do(process.look(client_id))
-        slow = self.settings.endless or self.settings.queries_per_minute is not None
-        longest = self.settings.longest_wait if slow else 0.0
-        self.run(self.now + max(1.5 * self.settings.absent_after + self.settings.window, longest))
+        settings = self.settings
+        self.run(self.now + max(1.5 * settings.absent_after + settings.window, settings.slow_wait))
         self._none_waits("the restart")
 
     def _none_waits(self, after: str) -> None:

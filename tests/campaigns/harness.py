@@ -53,11 +53,10 @@ PAID = {"accepted": True, "cancelled": False, "refused": False}
 
 @attrs.frozen
 class Hit:
-    """One signal: at one of the child's points, or "random", so many seconds after its start."""
+    """One signal: before a step of the child's, or so many seconds after its start."""
 
     signal: signal.Signals
-    point: str = "random"
-    occurrence: int = 1
+    step: int = 0
     after: float = 0.0
 
 
@@ -75,7 +74,6 @@ class Report:
 
     def hit(self, hit: Hit) -> None:
         self.count("kills" if hit.signal is signal.SIGKILL else "stops")
-        self.count(f"{hit.signal.name} {hit.point}")
 
     def violate(self, what: str) -> None:
         with self._lock:
@@ -209,8 +207,8 @@ class Batch:
 
     def _command(self, host: int, hit: Hit | None) -> list[str]:
         command = [sys.executable, "-m", "campaigns.child"]
-        if hit is not None and hit.point != "random":
-            command += ["--at", hit.point, "--occurrence", str(hit.occurrence), "--signal", hit.signal.name]
+        if hit is not None and hit.step:
+            command += ["--at", str(hit.step), "--signal", hit.signal.name]
         if self._port is not None:
             command += ["--notify", str(self._port)]
         return [
@@ -242,7 +240,7 @@ class Batch:
 
     def _watch(self, process: subprocess.Popen[bytes], hit: Hit | None) -> int:
         began = time.monotonic()
-        due = began + hit.after if hit is not None and hit.point == "random" else None
+        due = began + hit.after if hit is not None and not hit.step else None
         while True:
             found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED)
             now = time.monotonic()
@@ -267,8 +265,8 @@ class Batch:
     def _while_stopped(self, hit: Hit) -> None:
         """Longer than the total time-out, or a lease. Where a file is held, nobody else gets in meanwhile."""
         until = time.monotonic() + (TOTAL if self.hosts == 1 else LEASE) * 1.4
-        # A random moment may come before the file is locked, or after it is let go.
-        if hit.point not in ("random", "closing") and self.ledger.startswith("sqlite:"):
+        # Some moment of its life may come before the file is locked, or after it is let go; a step does not.
+        if hit.step and self.ledger.startswith("sqlite:"):
             second = subprocess.run(
                 self._command(99, None), cwd=ROOT, env=ENVIRONMENT, capture_output=True,
                 timeout=LONGEST_RUN, check=False,

@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,36 +18,14 @@ import asyncpg
 from campaigns.harness import Batch, Hit, Report, running_service
 from postgres_server import PostgresServer
 
-#: "random" is any moment; the others are the child's. Some need what the one before them left.
-KILLS = (
-    ("permit asked", "permit inserted", "permit committed"),
-    ("permit known", "recovery written", "recovery committed"),
-    ("first byte", "random", "answer read"),
-    ("answer written", "answer committed", "random"),
-    ("first byte", "recovery committed", "recovery written"),
-    ("decision written", "decision committed", "closing"),
-    ("random", "opened", "random"),
-)
-STOPS = (
-    ("permit known", "random"),
-    ("permit inserted", "first byte"),
-    ("permit committed", "answer read"),
-    ("random", "decision written"),
-    ("answer written", "random"),
-)
-#: Reached once in a run, whatever it has left to do.
-ONCE = {"opened", "recovery written", "recovery committed", "closing"}
 
-
-def _hits(kind: signal.Signals, points: Sequence[str], chance: random.Random) -> list[Hit]:
+def _hits(kind: signal.Signals, count: int, chance: random.Random) -> list[Hit]:
+    """The hits of one batch, run after run; those after the first often come amid what it left to recover."""
     return [
-        Hit(
-            kind,
-            point,
-            1 if point in ONCE else chance.randint(1, 2 if place else 6),
-            chance.uniform(0.3, 2.0),
-        )
-        for place, point in enumerate(points)
+        Hit(kind, after=chance.uniform(0.3, 2.0))
+        if chance.random() < 0.2
+        else Hit(kind, chance.randint(1, 20 if number else 60))
+        for number in range(count)
     ]
 
 
@@ -63,14 +41,10 @@ def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4) -> Repor
                 hits=[hits],
             ).carry_out()  # fmt: skip
 
-        for kind, plans, wanted, done in (
-            (signal.SIGKILL, itertools.cycle(KILLS), kills, "kills"),
-            (signal.SIGSTOP, itertools.cycle(STOPS), stops, "stops"),
-        ):
+        for kind, wanted, done in ((signal.SIGKILL, kills, "kills"), (signal.SIGSTOP, stops, "stops")):
             while not report.violations and (missing := wanted - report.counts[done]) > 0:
                 batches = [
-                    _hits(kind, next(plans)[:missing], chance)
-                    for _ in range(min(-(-missing // 3), 4 * workers))
+                    _hits(kind, min(missing, 3), chance) for _ in range(min(-(-missing // 3), 4 * workers))
                 ]
                 with ThreadPoolExecutor(workers) as pool:
                     list(pool.map(carry_out, batches))
@@ -161,6 +135,6 @@ def forgets(*, seed: int = 0) -> Report:
     with tempfile.TemporaryDirectory() as folder, running_service(seed, 0.0) as service:
         Batch(
             service=service, report=report, folder=Path(folder), name="f", rows=6, ledger="memory:",
-            hits=[[Hit(signal.SIGKILL, "answer read", 3)]],
+            hits=[[Hit(signal.SIGKILL, 6)]],
         ).carry_out()  # fmt: skip
     return report

@@ -91,17 +91,17 @@ def _follow_redirects() -> list[Patch]:
     return [(PaySession, "_send_once", send)]
 
 
-def _permitted(attempt: Attempt, number: int, purchase: str, at: float) -> Record:
+def _permitted(attempt: Attempt, before: Record | None, purchase: str, at: float) -> Record:
     attempt.record = Record(
-        client_transaction_id=attempt.client_transaction_id, attempt=number, kind=attempt.kind, digest=attempt.digest,
+        client_transaction_id=attempt.client_transaction_id, attempt=1 if before is None else before.attempt + 1, kind=attempt.kind, digest=attempt.digest,
         lane=attempt.lane, amount=attempt.amount, currency=attempt.currency, created_at=at, purchase=purchase,
     )  # fmt: skip
     attempt.granted = True
     return attempt.record
 
 
-async def _no_insert(self: Attempts, attempt: Attempt, number: int, purchase: str) -> None:
-    _permitted(attempt, number, purchase, self._clock.time())
+async def _no_insert(self: Attempts, attempt: Attempt, before: Record | None, purchase: str) -> None:
+    _permitted(attempt, before, purchase, self._clock.time())
 
 
 def _no_permit() -> list[Patch]:
@@ -123,8 +123,8 @@ def _record_after_send() -> list[Patch]:
 def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
-    async def permit(self: Attempts, attempt: Attempt, number: int, purchase: str) -> None:
-        if not await self._ledger.permit(_permitted(attempt, number, purchase, self._clock.time())):
+    async def permit(self: Attempts, attempt: Attempt, before: Record | None, purchase: str) -> None:
+        if not await self._ledger.permit(_permitted(attempt, before, purchase, self._clock.time())):
             attempt.record, attempt.granted = None, False
             raise PermitDeniedError
 

@@ -378,6 +378,26 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
             process.communicate()
 
 
+def test_ctrl_c_twice_at_the_beginning_waits_for_nobody(
+    silent: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the ledger is still read: what an earlier run left pending is reported so."""
+    report = tmp_path / "report.csv"
+    file = write_csv(tmp_path / "charges.csv", rows_of("early", 3))
+    arguments = charge_arguments(silent, file, "--json", "--report", str(report))
+    assert main([*arguments, "--wait", "0"]) == 4
+    begin = JsonProgress.begin
+
+    def interrupted(progress: JsonProgress, location: str) -> None:
+        begin(progress, location)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(JsonProgress, "begin", interrupted)
+    assert main(arguments) == 130
+    assert [row["state"] for row in read_report(report).values()] == ["pending"] * 3
+
+
 def test_an_interrupted_run_tells_machines_and_leaves_a_page(silent: Service, tmp_path: Path) -> None:
     """A signal once: no more is sent, and it waits for whom it has asked, and tells machines until when."""
     file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"

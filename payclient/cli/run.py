@@ -104,6 +104,8 @@ class Run:
         self.progress.ends_by = time.time() + seconds
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
             async with _beside(self._charge_all_rows(tracker)) as self._charging:
+                if self._signals > 1:  # they came while the ledger was opened and read
+                    self._charging.cancel()
                 await asyncio.wait([self._charging])
             await self._read_ledger(tracker)
         if not self._charging.cancelled():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -20,9 +18,7 @@ import psycopg
 import pytest
 
 from ports import kept_port
-
-#: With this in the environment a missing PostgreSQL is a failure: where the tests are to be complete.
-REQUIRED = "PAYCLIENT_TESTS_MUST_RUN"
+from required import without
 
 _SUITE = "suite"
 #: Past the triggers, as only a superuser may go.
@@ -68,7 +64,7 @@ class PostgresServer:
         self._directory = Path(tempfile.mkdtemp(prefix="payclient-pg-"))
         self._numbers = count()
         self._suite: psycopg.Connection[Any] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._runs = False
         if self._user:
             os.chown(self._directory, self._user["user"], self._user["group"])
         self._kept = ExitStack()
@@ -90,38 +86,22 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
-        with open(self._directory / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    str(self._binaries / "postgres"), "-D", self._data, "-k", str(self._directory),
-                    "-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60",
-                    "-c", "jit=off", "-c", "autovacuum=off",
-                ],
-                stdout=log, stderr=log, cwd=self._directory, **self._user,
-            )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not self._ready(self._process.pid):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self._directory / "log").read_text())
-            time.sleep(0.02)
+        options = (
+            f"-k {self._directory} -p {self.port} -c listen_addresses=127.0.0.1 -c max_connections=60 -c jit=off "
+            "-c autovacuum=off"
+        )
+        log = str(self._directory / "log")
+        self._run("pg_ctl", "start", "--wait", "--silent", "-D", self._data, "-l", log, "-o", options)
+        self._runs = True
 
-    def _ready(self, pid: int) -> bool:
-        """By the file in which the server says so."""
-        try:
-            lines = Path(self._data, "postmaster.pid").read_text().split("\n")
-        except FileNotFoundError:
-            return False
-        return lines[0] == str(pid) and lines[7:8] != [] and lines[7].strip() == "ready"
-
-    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """SIGQUIT is what a crash is: nothing is written any more."""
+    def stop(self) -> None:
+        """End it as a crash does: nothing is written any more."""
         if self._suite is not None:
             self._suite.close()
             self._suite = None
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(30)
-            self._process = None
+        if self._runs:
+            self._run("pg_ctl", "stop", "--wait", "--silent", "-D", self._data, "-m", "immediate")
+            self._runs = False
 
     def remove(self) -> None:
         """Stop it and delete what it kept."""
@@ -163,9 +143,7 @@ def postgres() -> Iterator[PostgresServer]:
     """The server, one for all tests."""
     binaries = _binaries()
     if binaries is None:
-        if os.environ.get(REQUIRED):
-            pytest.fail(f"no PostgreSQL on this machine, and {REQUIRED} is set")
-        pytest.skip("no PostgreSQL on this machine (the package is called postgresql)")
+        without("PostgreSQL")
     server = PostgresServer(binaries)
     try:
         server.start()

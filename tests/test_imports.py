@@ -80,16 +80,11 @@ def roots(path: Path) -> set[str]:
 
 def ours(path: Path) -> set[str]:
     """The modules and packages of our top level that a file imports; `__init__` stands for the face."""
-    found = set()
-    for full in imported(path):
-        parts = full.split(".")
-        if parts[0] == "payclient":
-            below = parts[1] if len(parts) > 1 else "__init__"
-            known = (
-                below in ROW or below in ASIDE or (ROOT / f"{below}.py").exists() or (ROOT / below).is_dir()
-            )
-            found.add(below if known else "__init__")
-    return found
+    modules = {name_of(each) for each in trees()}
+    below = [
+        [*full.split("."), "__init__"][1] for full in imported(path) if full.split(".")[0] == "payclient"
+    ]
+    return {each if each in modules else "__init__" for each in below}
 
 
 def test_a_module_imports_only_from_rows_above_its_own() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from unittest.mock import AsyncMock
 
 import asyncpg
 import attrs
@@ -29,6 +30,10 @@ from payclient.tracking.leases import SharedRateLimit
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import PostgresServer
+from test_ledger import until
+
+#: What a batch says of each row.
+Said = dict[str, State | None]
 
 
 class Worker:
@@ -73,23 +78,23 @@ def url(postgres: PostgresServer, database: str) -> str:
     return postgres.url(database)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are looked after often."""
     monkeypatch.setattr(leases, "RENEW", 0.05)
+
+
+@pytest.fixture
+async def pair(service: FakeService, url: str) -> AsyncIterator[tuple[Worker, Worker]]:
+    """Two processes of a shop."""
+    async with working(service, url) as first, working(service, url) as second:
+        yield first, second
 
 
 async def settled(limit: SharedRateLimit, now: float, *, wanted: bool = False) -> None:
     """Let a limit do in its ledger what is to be done."""
     if (work := limit.ledger_work(now, wanted=wanted)) is not None:
         await work
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Poll what another task makes true."""
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - no event of ours tells
-            await asyncio.sleep(0.01)
 
 
 async def soon(waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
@@ -105,9 +110,11 @@ async def begun(worker: Worker) -> None:
 
 async def followed_by(worker: Worker, identifier: str = "order-17") -> None:
     """Until a process follows it."""
-    async with asyncio.timeout(60):
-        while identifier not in await worker.ledger.held():  # noqa: ASYNC110 - no event of ours tells
-            await asyncio.sleep(0.01)
+
+    async def held() -> bool:
+        return identifier in await worker.ledger.held()
+
+    await until(held)
 
 
 async def passing(service: FakeService, waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
@@ -207,64 +214,40 @@ async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
         assert (await soon(waiting)).state is State.CANCELLED
 
 
-async def history_of(url: str, identifier: str = "order-17") -> list[str]:
-    async with aclosing(await PostgresLedger.open(Secret(url))) as ledger:
-        return await events_of(ledger, identifier)
-
-
-async def test_another_takes_over_what_died(service: FakeService, url: str, quick: None) -> None:
+async def test_another_takes_over_what_died(service: FakeService, pair: tuple[Worker, Worker]) -> None:
     """Once the lease is over somebody else follows it, and a waiter there hears its end."""
-    async with working(service, url) as first, working(service, url) as second:
-        await first.tracker.sale(sale())
-        found = await second.find()
-        waiting = asyncio.ensure_future(found.wait())
-        assert await second.ledger.held() == set()
-        await first.die()
-        await followed_by(second)
-        service.decide("Aceptado")
-        assert (await passing(service, waiting)).paid is True
-        assert second.queries >= 1
-
-
-class FailingOnce(SharedLedger):
-    """The first renewal of its leases fails."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-        self.renewals = 0
-
-    async def renew(self, seconds: float) -> int:
-        self.renewals += 1
-        if self.renewals == 1:
-            raise self.error
-        return await super().renew(seconds)
+    first, second = pair
+    await first.tracker.sale(sale())
+    waiting = asyncio.ensure_future((await second.find()).wait())
+    assert await second.ledger.held() == set()
+    await first.die()
+    await followed_by(second)
+    service.decide("Aceptado")
+    assert (await passing(service, waiting)).paid is True
+    assert second.queries >= 1
 
 
 @pytest.mark.parametrize(
     "error", [LedgerUnavailableError("gone"), RuntimeError("ours")], ids=["ledger", "ours"]
 )
-async def test_a_failure_does_not_end_the_sharing(
-    service: FakeService, quick: None, error: Exception
-) -> None:
-    ledger = FailingOnce(error)
+async def test_a_failure_does_not_end_the_sharing(service: FakeService, error: Exception) -> None:
+    """Of the first renewal of its leases."""
+    ledger, renew = SharedLedger(), AsyncMock(side_effect=[error, 0, *itertools.repeat(0, 10_000)])
+    ledger.renew = renew  # type: ignore[method-assign]  # a stand-in
     async with tracking(service, ledger):
-        await until(lambda: ledger.renewals > 1)
+        await until(lambda: asyncio.sleep(0.01, renew.await_count > 1))
 
 
 async def test_an_expired_sale_that_nobody_holds(
     service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is due for it until its next look, in whichever process; a late notification is followed up at once."""
-    monkeypatch.setattr(leases, "RENEW", 0.05)
+    due = "SELECT due > clock_timestamp() + interval '5 minutes' FROM payclient.open_attempts"
+    connection = await asyncpg.connect(url)
     async with working(service, url) as first:
         waiting = asyncio.ensure_future((await first.tracker.sale(sale())).wait())
         assert (await passing(service, waiting)).state is State.EXPIRED
-        due = "SELECT due > clock_timestamp() + interval '5 minutes' FROM payclient.open_attempts"
-        connection = await asyncpg.connect(url)
-        async with asyncio.timeout(60):
-            while not await connection.fetchval(due):  # noqa: ASYNC110 - no event of ours tells
-                await asyncio.sleep(0.01)
+        await until(lambda: connection.fetchval(due))
     monkeypatch.setattr(leases, "RENEW", 1000.0)
     async with working(service, url) as second:
         await service.clock.advance(5.0)
@@ -278,25 +261,9 @@ async def test_an_expired_sale_that_nobody_holds(
     await connection.close()
 
 
-async def test_sending_that_died_is_unknown_once_it_is_old(
-    service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older than anybody can be sending: whoever claims it calls it unknown, and finds out."""
-    monkeypatch.setattr(leases, "SENDING_GRACE", -30.0)
-    async with working(service, url) as first:
-        await first.ledger.permit(
-            Record(
-                client_transaction_id="order-17", created_at=service.clock.time(), amount=1150, currency="USD"
-            )
-        )
-        await first.die()
-        async with working(service, url) as second:
-            assert (await second.find()).state is State.UNKNOWN
-
-
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_claimed_sending_is_never_sent_again(
-    service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch, answered: bool
+    service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     """Its sender's lease ran out: unknown everywhere, the same request is the same sale, and a late answer counts."""
     monkeypatch.setattr(leases, "SENDING_GRACE", -30.0)
@@ -312,7 +279,7 @@ async def test_a_claimed_sending_is_never_sent_again(
     service.scripts.append(held)
     async with working(service, url) as first:
         sending = asyncio.ensure_future(first.tracker.sale(sale()))
-        await until(lambda: service.posted)
+        await until(lambda: asyncio.sleep(0, service.posted))
         async with working(service, url) as second:
             while (await second.find()).state is State.SENDING:
                 await first.ledger.defer({"order-17": 0.0})
@@ -325,42 +292,43 @@ async def test_a_claimed_sending_is_never_sent_again(
             service.decide("Aceptado")
             waiting = asyncio.ensure_future(again.wait())
             assert (await passing(service, waiting)).paid is True
-    history = await history_of(url)
+        history = await events_of(first.ledger)
     assert history[:2] == ["Permitted", "Recovered"]
     assert history.count("Permitted") == 1
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: None) -> None:
+async def test_a_stopped_process_lets_go(service: FakeService, pair: tuple[Worker, Worker]) -> None:
     """Its lease ran out while it stood still: what others took over meanwhile it asks for no more."""
-    async with working(service, url) as first:
-        pending = await first.tracker.sale(sale())
-        async with working(service, url) as second:
-            while "order-17" not in await second.ledger.held():
-                await first.ledger.defer({"order-17": 0.0})
-                await asyncio.sleep(0.01)
-            async with asyncio.timeout(60):
-                while (await first.tracker.health()).open:  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(0.01)
-            assert pending.state is State.PENDING
-            service.decide("Aceptado")
-            waiting = asyncio.ensure_future(pending.wait())
-            await asyncio.sleep(0)
-            asked = first.queries
-            await service.clock.advance(60)
-            assert (await soon(waiting)).paid is True
-            assert first.queries == asked
+    first, second = pair
+    pending = await first.tracker.sale(sale())
+    while "order-17" not in await second.ledger.held():
+        await first.ledger.defer({"order-17": 0.0})
+        await asyncio.sleep(0.01)
+
+    async def let_go() -> bool:
+        return not (await first.tracker.health()).open
+
+    await until(let_go)
+    assert pending.state is State.PENDING
+    service.decide("Aceptado")
+    waiting = asyncio.ensure_future(pending.wait())
+    await asyncio.sleep(0)
+    asked = first.queries
+    await service.clock.advance(60)
+    assert (await soon(waiting)).paid is True
+    assert first.queries == asked
 
 
-async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: str) -> None:
+async def test_whoever_waits_too_long_asks_himself(service: FakeService, pair: tuple[Worker, Worker]) -> None:
     """A follower that lives and finds nothing, as by a fault of its own, makes nobody hang."""
-    async with working(service, url) as first, working(service, url) as second:
-        await first.tracker.sale(sale())
-        await first.tracker.aclose()  # its ledger lives on, and with it its lease
-        waiting = asyncio.ensure_future((await second.find()).wait())
-        outcome = await passing(service, waiting)
-        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
-        assert second.queries >= 7
+    first, second = pair
+    await first.tracker.sale(sale())
+    await first.tracker.aclose()  # its ledger lives on, and with it its lease
+    waiting = asyncio.ensure_future((await second.find()).wait())
+    outcome = await passing(service, waiting)
+    assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+    assert second.queries >= 7
 
 
 # One rate
@@ -378,44 +346,33 @@ async def test_one_rate_for_all(url: str) -> None:
                 limit.note_request(slots[-1])
 
     await asyncio.gather(taking(), taking())
-    slots.sort()
-    assert [after - before for before, after in itertools.pairwise(slots)] == pytest.approx(
-        [10.0] * 7, abs=1.0
-    )
+    gaps = [after - before for before, after in itertools.pairwise(sorted(slots))]
+    assert gaps == pytest.approx([10.0] * 7, abs=1.0)
 
 
-async def test_a_429_is_for_all(url: str) -> None:
+async def test_a_429_is_for_all(pair: tuple[Worker, Worker]) -> None:
     """What one process was told silences the others; asked by hand, a query counts too; none is saved up."""
-    async with (
-        aclosing(await PostgresLedger.open(Secret(url))) as ledger,
-        aclosing(await PostgresLedger.open(Secret(url))) as other,
-    ):
-        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
-        limit.rate_limited(0.0, -1.0, 40.0)
-        await settled(limit, 0.0)
-        assert await other.reserve(1.0) == pytest.approx(40, abs=5)
-        limit.note_request(0.0)
-        await settled(limit, 0.0)
-        assert await other.reserve(1.0) == pytest.approx(42, abs=5)
-        assert limit.is_paused(39.0)
-        await settled(limit, 0.0, wanted=True)
-        first = limit.ready_at()
-        await settled(limit, first + 5, wanted=True)
-        assert limit.ready_at() > first
+    ledger, other = (each.ledger for each in pair)
+    limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
+    limit.rate_limited(0.0, -1.0, 40.0)
+    await settled(limit, 0.0)
+    assert await other.reserve(1.0) == pytest.approx(40, abs=5)
+    limit.note_request(0.0)
+    await settled(limit, 0.0)
+    assert await other.reserve(1.0) == pytest.approx(42, abs=5)
+    assert limit.is_paused(39.0)
+    await settled(limit, 0.0, wanted=True)
+    first = limit.ready_at()
+    await settled(limit, first + 5, wanted=True)
+    assert limit.ready_at() > first
 
 
 @pytest.mark.parametrize("fault", [LedgerUnavailableError("gone"), RuntimeError("broken")])
 async def test_a_ledger_that_cannot_say(fault: Exception) -> None:
     """Queries go on, slowly; nothing hangs and nothing is raised."""
-
-    class Broken:
-        async def reserve(self, *_: object) -> float:
-            raise fault
-
-        pause = reserve
-
-    clock = SystemClock()
-    limit = SharedRateLimit(60.0, Broken(), clock, LateWrites(Broken(), clock))  # type: ignore[arg-type]  # enough of one
+    broken, clock = AsyncMock(), SystemClock()
+    broken.reserve.side_effect = broken.pause.side_effect = fault
+    limit = SharedRateLimit(60.0, broken, clock, LateWrites(broken, clock))
     now = clock.monotonic()
     await settled(limit, now, wanted=True)
     assert limit.ready_at() == pytest.approx(now + 10, abs=1)
@@ -437,76 +394,61 @@ def rows(count: int, each: int = 1) -> list[payclient.SaleRequest]:
     ]
 
 
-async def charge(worker: Worker, requests: list[payclient.SaleRequest]) -> dict[str, State]:
-    """One host's run of the batch: what it says of each row."""
-    said: dict[str, State] = {}
-    async with charge_all(worker.tracker, requests) as results:
-        async for result in results:
-            assert result.outcome is not None
-            assert result.request_key not in said
-            said[result.request_key] = result.outcome.state
-    return said
-
-
-async def passing_time(service: FakeService, runs: list[asyncio.Task[dict[str, State]]]) -> None:
-    """Time passes, and every customer says yes."""
+async def test_a_customer_of_another_host_is_waited_for(
+    service: FakeService, pair: tuple[Worker, Worker]
+) -> None:
+    """The next row of a customer is sent when that of another host is over."""
+    first, second = pair
+    pending = await first.tracker.sale(rows(2, each=2)[0])
+    run = asyncio.create_task(charge(second, rows(2, each=2)))
+    for _ in range(5):
+        await service.clock.advance(2.0)
+        await asyncio.sleep(0.01)
+    assert service.posted == {"row-0": 1}
+    service.decide("Aceptado")
+    await pending.check()
     async with asyncio.timeout(60):
-        while not all(run.done() for run in runs):
+        while not run.done():  # time passes, and the customer says yes
             for each in service.sales.values():
                 each["state"] = "Aceptado"
             await service.clock.advance(1.0)
             await asyncio.sleep(0.005)
+    assert run.result() == {"row-0": State.ACCEPTED, "row-1": State.ACCEPTED}
+    assert service.posted == {"row-0": 1, "row-1": 1}
 
 
-async def test_a_customer_of_another_host_is_waited_for(service: FakeService, url: str) -> None:
-    """The next row of a customer is sent when that of another host is over."""
-    async with working(service, url) as first, working(service, url) as second:
-        pending = await first.tracker.sale(rows(2, each=2)[0])
-        run = asyncio.create_task(charge(second, rows(2, each=2)))
-        for _ in range(5):
-            await service.clock.advance(2.0)
-            await asyncio.sleep(0.01)
-        assert service.posted == {"row-0": 1}
-        service.decide("Aceptado")
-        await pending.check()
-        await passing_time(service, [run])
-        assert run.result() == {"row-0": State.ACCEPTED, "row-1": State.ACCEPTED}
-        assert service.posted == {"row-0": 1, "row-1": 1}
+async def charge(worker: Worker, requests: list[payclient.SaleRequest], *, stop: bool = False) -> Said:
+    """One host's run of the batch, perhaps stopped before it sends: what it says of each row."""
+    said: Said = {}
+    async with charge_all(worker.tracker, requests, rate=0.001 if stop else None) as results:
+        if stop:
+            results.stop("enough")
+        async for result in results:
+            assert result.request_key not in said
+            said[result.request_key] = None if result.outcome is None else result.outcome.state
+    return said
 
 
-async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:
+async def test_a_host_that_is_stopped_tells_what_others_sent(
+    service: FakeService, pair: tuple[Worker, Worker]
+) -> None:
     """Only what nobody sent was never sent."""
-    async with (
-        working(service, url) as first,
-        working(service, url) as second,
-        charge_all(second.tracker, rows(2), rate=0.001) as results,
-    ):
-        pending = await first.tracker.sale(rows(2)[0])
-        service.decide("Aceptado")
-        await pending.check()
-        results.stop("enough")
-
-        async def told() -> dict[str, State | None]:
-            return {
-                each.request_key: None if each.outcome is None else each.outcome.state
-                async for each in results
-            }
-
-        telling = asyncio.ensure_future(told())
-        while not telling.done():
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.005)
-        assert await telling == {"row-0": State.ACCEPTED, "row-1": None}
+    first, second = pair
+    pending = await first.tracker.sale(rows(2)[0])
+    service.decide("Aceptado")
+    await pending.check()
+    telling = asyncio.create_task(charge(second, rows(2), stop=True))
+    while not telling.done():
+        await service.clock.advance(1.0)
+        await asyncio.sleep(0.005)
+    assert await telling == {"row-0": State.ACCEPTED, "row-1": None}
 
 
 async def test_a_ledger_that_is_gone_ends_no_wait_by_an_error(
     service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait that ends just then tells what is known; one that goes on hears of it later."""
-
-    async def gone(*_: object) -> dict[str, Record]:
-        raise LedgerUnavailableError("gone")
-
+    gone = AsyncMock(side_effect=LedgerUnavailableError("gone"))
     async with working(service, url, poll=0.05) as first, working(service, url, poll=0.05) as second:
         await first.tracker.sale(sale())
         found = await second.find()

@@ -264,10 +264,8 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             DecidedCancelled: State.REVERSED,
         },
         State.REVERSED: {**_HINTS, FoundCancelled: None},
-        State.REFUSED: {
-            **_HINTS,
-            FoundAccepted: State.ACCEPTED,
-        },  # a correction: the answer was not about our POST
+        # Found accepted it is a correction: the answer was not about our POST.
+        State.REFUSED: {**_HINTS, FoundAccepted: State.ACCEPTED},
     }
 )
 

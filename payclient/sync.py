@@ -247,10 +247,9 @@ class Tracker:
         while True:
             try:
                 return self._call(payclient.Tracker.live_form, key, request_of, margin)
-            except (
-                _WantedError
-            ) as wanted:  # from the loop's thread: make the request in this one, and call again
+            except _WantedError as wanted:
                 identifier: str = wanted.args[0]
+            # The loop's thread wanted it: make it in this one, and call again.
             made[identifier] = make_request(identifier)
 
     def open_sales(self) -> list[PendingSale]:

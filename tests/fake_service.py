@@ -221,12 +221,27 @@ async def tracking(
 
 @asynccontextmanager
 async def selling(
-    service: FakeService, *scripts: Script, ledger: Ledger | None = None, **options: Any
+    service: FakeService,
+    *scripts: Script,
+    ledger: Ledger | None = None,
+    purchase: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[payclient.Tracker, payclient.PendingSale]]:
     """A tracker over the service, and the sale of order-17 that it made, which met these scripts."""
     service.scripts += scripts
     async with tracking(service, ledger, **options) as tracker:
-        yield tracker, await tracker.sale(sale())
+        yield tracker, await tracker.sale(sale(), purchase=purchase)
+
+
+async def paid(
+    service: FakeService, tracker: payclient.Tracker, identifier: str = "order-17", purchase: str = "cart"
+) -> payclient.PendingSale:
+    """A sale that its customer approved."""
+    pending = await tracker.sale(sale(identifier), purchase=purchase)
+    assert pending.transaction_id is not None
+    service.decide("Aceptado", pending.transaction_id)
+    assert (await outcome_of(service, pending)).paid
+    return pending
 
 
 async def outcome_of(

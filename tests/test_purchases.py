@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
-from fake_service import FakeService, answer, hint, lost_request, outcome_of, pending_of, refuses, tracking
-from fake_service import form as form_of
-from fake_service import sale as push
-from payclient.events import Evidence, Exhausted
+from fake_service import (
+    FakeService,
+    alarms,
+    answer,
+    collected_by,
+    error_of,
+    events_of,
+    form,
+    held_by,
+    hint,
+    lost_request,
+    outcome_of,
+    paid,
+    pending_of,
+    refuses,
+    reset,
+    sale,
+    selling,
+    tracking,
+    unlisted,
+)
+from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
+State = payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
+
+#: As the preset, but that status queries need not wait for one another.
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 
 async def test_a_paid_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """By push or by form, under whatever id; the error holds what was paid, and nothing is sent."""
     async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        service.decide("Aceptado")
-        assert (await outcome_of(service, sale)).paid
+        await paid(service, tracker, "first")
         for again in (
-            tracker.sale(push("second"), purchase="order-17"),
-            tracker.sale(push("second"), purchase="order-17", beside_open_form=True),
-            tracker.prepare(form_of("third"), purchase="order-17"),
-            tracker.live_form("order-17", form_of),
+            tracker.sale(sale("second"), purchase="cart"),
+            tracker.sale(sale("second"), purchase="cart", beside_open_form=True),
+            tracker.prepare(form("third"), purchase="cart"),
+            tracker.live_form("cart", form),
         ):
-            with pytest.raises(payclient.AlreadyPaidError) as raised:
-                await again
-            assert (raised.value.outcome.paid, raised.value.outcome.client_transaction_id) == (True, "first")
-        for same in (tracker.sale(push("first"), purchase="order-17"), tracker.sale(push("first"))):
+            outcome = (await error_of(payclient.AlreadyPaidError, again)).outcome
+            assert (outcome.paid, outcome.client_transaction_id) == (True, "first")
+        for same in (tracker.sale(sale("first"), purchase="cart"), tracker.sale(sale("first"))):
             assert (await same).outcome.paid
-        await tracker.sale(push("second"), purchase="order-18")
+        await tracker.sale(sale("second"), purchase="another cart")
     assert (sum(service.posted.values()), service.prepared) == (2, {})
 
 
@@ -50,13 +71,10 @@ async def test_a_push_that_the_network_held_back_keeps_its_purchase(service: Fak
         service.clock.call_at(service.clock.monotonic() + 280, service.create, request)
         return await lost_request(service, request, before_send)
 
-    async with tracking(service) as tracker:
-        service.scripts = [held_back]
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        wait = asyncio.ensure_future(sale.wait())
+    async with selling(service, held_back, purchase="cart") as (tracker, pending):
+        wait = asyncio.ensure_future(pending.wait())
         await service.clock.advance(560)
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.live_form("order-17", form_of)
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", form))
         assert not wait.done()
         service.decide("Aceptado")
         await service.clock.advance(60)
@@ -66,143 +84,118 @@ async def test_a_push_that_the_network_held_back_keeps_its_purchase(service: Fak
 
 async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeService) -> None:
     """By which a batch that is run again tells a changed row from the row that was charged."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(push("first"), purchase="order-17")
-        same = [
-            tracker.attempts.is_same(push("first"), key, pending) for key in (None, "order-17", "order-18")
-        ]
-        assert same == [True, True, False]
-        assert not tracker.attempts.is_same(push("first", tax=151), "order-17", pending)
+    async with selling(service, purchase="cart") as (tracker, pending):
+        is_same = tracker.attempts.is_same
+        assert [is_same(sale(), key, pending) for key in (None, "cart", "other")] == [True, True, False]
+        assert not is_same(sale(tax=151), "cart", pending)
 
 
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
+    async with selling(service, purchase="cart") as (tracker, pending):
         begun = service.begun
         for again in (
-            tracker.sale(push("second"), purchase="order-17"),
-            tracker.prepare(form_of("third"), purchase="order-17"),
-            tracker.live_form("order-17", form_of),
+            tracker.sale(sale("second"), purchase="cart"),
+            tracker.prepare(form("third"), purchase="cart"),
+            tracker.live_form("cart", form),
         ):
-            with pytest.raises(payclient.PurchaseOpenError) as raised:
-                await again
-            assert raised.value.pending.client_transaction_id == "first"
-            assert raised.value.until == sale.expires_at
+            error = await error_of(payclient.PurchaseOpenError, again)
+            assert (error.pending.client_transaction_id, error.until) == ("order-17", pending.expires_at)
         assert service.begun == begun  # no connection was asked for
         service.decide("Cancelado")
-        assert (await outcome_of(service, sale)).paid is False
-        await tracker.sale(push("second"), purchase="order-17")
-    assert service.posted == {"first": 1, "second": 1}
+        assert (await outcome_of(service, pending)).paid is False
+        await tracker.sale(sale("second"), purchase="cart")
+    assert service.posted == {"order-17": 1, "second": 1}
 
 
 async def test_a_purchase_says_until_when_it_is_held(service: FakeService) -> None:
     """What its refusal would say; None once another ask may be sent, and once it is paid."""
     async with tracking(service) as tracker:
-        assert (await tracker.purchase("order-17")).held_until is None
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        assert (await tracker.purchase("order-17")).held_until == sale.expires_at
+        assert (await tracker.purchase("cart")).held_until is None
+        pending = await tracker.sale(sale(), purchase="cart")
+        assert (await tracker.purchase("cart")).held_until == pending.expires_at
         service.decide("Cancelado")
-        await outcome_of(service, sale)
-        assert (await tracker.purchase("order-17")).held_until is None
-        await tracker.live_form("order-17", form_of)
-        with pytest.raises(payclient.PurchaseOpenError) as raised:
-            await tracker.sale(push("second"), purchase="order-17")
-        assert (await tracker.purchase("order-17")).held_until == raised.value.until
-        paid = await tracker.sale(push("third"), purchase="order-18")
-        assert paid.transaction_id is not None
-        service.decide("Aceptado", paid.transaction_id)
-        assert (await outcome_of(service, paid)).paid
-        assert (await tracker.purchase("order-18")).held_until is None
+        await outcome_of(service, pending)
+        assert (await tracker.purchase("cart")).held_until is None
+        await tracker.live_form("cart", form)
+        assert (await tracker.purchase("cart")).held_until == (await held_by(tracker, "cart")).until
+        await paid(service, tracker, "third", purchase="another cart")
+        assert (await tracker.purchase("another cart")).held_until is None
 
 
 async def test_the_permit_decides_where_nothing_was_read_before(service: FakeService) -> None:
     """Two pushes at once, one without a purchase of its own: the ledger grants one, the other says why."""
     async with tracking(service) as tracker:
         results = await asyncio.gather(
-            tracker.sale(push("order-17")),
-            tracker.sale(push("other"), purchase="order-17"),
-            return_exceptions=True,
+            tracker.sale(sale("cart")), tracker.sale(sale("other"), purchase="cart"), return_exceptions=True
         )
         assert [type(each) for each in results] == [payclient.PendingSale, payclient.PurchaseOpenError]
         with pytest.raises(payclient.DifferentRequestError, match="another purchase"):
-            await tracker.sale(push("order-17"), purchase="order-18")
-    assert service.posted == {"order-17": 1}
+            await tracker.sale(sale("cart"), purchase="another cart")
+    assert service.posted == {"cart": 1}
 
 
 async def test_an_expired_push_is_open_until_its_last_query(service: FakeService) -> None:
     """What was heard of it last is in the ledger, for every process."""
     ledger = SharedLedger()
-    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
-        sale = await one.sale(push("first"), purchase="order-17")
+    async with (
+        selling(service, ledger=ledger, purchase="cart") as (_, pending),
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
         await service.clock.advance(320)
-        assert sale.state is payclient.State.EXPIRED
-        with pytest.raises(payclient.PurchaseOpenError):
-            await other.live_form("order-17", form_of)
-        await outcome_of(service, sale)
-        (record,) = await ledger.asks("order-17")
+        assert pending.state is State.EXPIRED
+        await error_of(payclient.PurchaseOpenError, other.live_form("cart", form))
+        await outcome_of(service, pending)
+        (record,) = await ledger.asks("cart")
         assert record.evidence is Evidence.LAST_QUERY
-        assert [each.event for each in await ledger.history("first")].count(Exhausted.__name__) == 1
-        await other.live_form("order-17", form_of)
+        assert (await events_of(ledger)).count("Exhausted") == 1
+        await other.live_form("cart", form)
 
 
-@pytest.mark.parametrize("status", [500, 429, 401])
-async def test_an_expired_push_is_open_while_its_last_query_is_not_answered(
-    service: FakeService, status: int
-) -> None:
-    """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        service.status_scripts = [lambda: answer(status, {"message": "no"})] * 1000
-        await service.clock.advance(250)
-        service.decide("Aceptado")
-        assert (await outcome_of(service, sale)).paid is None
-        with pytest.raises(payclient.PurchaseOpenError) as raised:
-            await tracker.sale(push("second"), purchase="order-17")
-        service.status_scripts = []
-        await service.clock.advance(60)
-        assert raised.value.pending is not None
-        assert (await raised.value.pending.check()).paid
-        with pytest.raises(payclient.AlreadyPaidError):
-            await tracker.sale(push("second"), purchase="order-17")
-    assert service.posted == {"first": 1}
+Said = Callable[[dict[str, object]], HttpResponse]
+
+
+def another(**changes: object) -> Said:
+    """What is not the service's word on this very push."""
+    return lambda sold: answer(200, sold | {"state": "Pendiente"} | changes)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"state": "Aprobado"}, {"amount": 999}, {"amount": "much"}, {"clientTransactionId": "another"}],
-    ids=["an unmapped word", "another amount", "no amount", "another's"],
-)
+    "said",
+    [
+        *(lambda _, status=status: answer(status, {"message": "no"}) for status in (500, 429, 401)),
+        another(state="Aprobado"), another(amount=999), another(amount="much"),
+        another(clientTransactionId="another"),
+    ],
+    ids=["500", "429", "401", "an unmapped word", "another amount", "no amount", "another's"],
+)  # fmt: skip
 async def test_an_expired_push_is_open_while_its_last_query_says_nothing_of_it(
-    service: FakeService, change: dict[str, object]
+    service: FakeService, said: Said
 ) -> None:
-    """What is not the service's word on this very push may hide that it was approved."""
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        before = dict(service.sales[1000])
-        service.sales[1000] |= change
-        assert (await outcome_of(service, sale)).paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
-        service.sales[1000] = before | {"state": "Aceptado"}
-        await service.clock.advance(10)
-        with pytest.raises(payclient.AlreadyPaidError):
-            await tracker.sale(push("second"), purchase="order-17")
-    assert service.posted == {"first": 1}
+    """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""
+    async with selling(service, purchase="cart") as (tracker, pending):
+        service.decide("Aceptado")
+        service.instead = lambda path: said(service.sales[1000])
+        assert (await outcome_of(service, pending)).paid is None
+        held = await held_by(tracker, "cart")
+        service.instead = lambda path: None
+        await service.clock.advance(60)
+        assert held.pending is not None
+        assert (await held.pending.check()).paid
+        await collected_by(tracker, "cart")
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_refused_ask_queries_what_holds_its_purchase(service: FakeService) -> None:
     """The service was silent at the last query: it is asked again as somebody wants to pay, an hour before its time."""
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        service.status_scripts = [lambda: answer(500, {"message": "no"})] * 1000
-        await outcome_of(service, sale)
+    async with selling(service, purchase="cart") as (tracker, pending):
+        service.instead = lambda path: answer(500, {"message": "no"})
+        await outcome_of(service, pending)
         await service.clock.advance(1000)
-        service.status_scripts = []
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.live_form("order-17", form_of)
+        service.instead = lambda path: None
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", form))
         await service.clock.advance(1)
-        await tracker.live_form("order-17", form_of)
+        await tracker.live_form("cart", form)
     assert len(service.prepared) == 1
 
 
@@ -212,109 +205,99 @@ async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_a
     """The last query found it paid, and the ledger took what was written next, but not that."""
     fails: list[bool] = []
     ledger = FailingLedger(lambda name: name == "apply" and bool(fails) and fails.pop())
-    async with tracking(service, ledger) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
+    async with selling(service, ledger=ledger, purchase="cart") as (tracker, pending):
         await service.clock.advance(410)  # six of seven last queries
         fails.append(True)
         service.decide("Aceptado")
-        assert (await outcome_of(service, sale)).paid is None
+        assert (await outcome_of(service, pending)).paid is None
         assert not fails
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
+        await held_by(tracker, "cart")
         await service.clock.advance(600)
-        assert (await pending_of(tracker, "first")).outcome.paid
-    assert service.posted == {"first": 1}
+        assert (await pending_of(tracker)).outcome.paid
+    assert service.posted == {"order-17": 1}
 
 
 async def test_an_expired_push_is_open_while_others_under_its_id_cannot_be_looked_at(
     service: FakeService,
 ) -> None:
     """The one that we know of is cancelled; the index lags that would name the one which the customer paid."""
-    status = service.status
-    service.status = lambda path: answer(200, []) if "client" in path else status(path)  # type: ignore[method-assign]  # it lags
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
+    service.instead = unlisted
+    async with selling(service, purchase="cart") as (tracker, pending):
         service.decide("Cancelado")
-        assert (await outcome_of(service, sale)).paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
-        service.add_sale(1001, clientTransactionId="first")
-        service.status = status  # type: ignore[method-assign]  # it has caught up
+        assert (await outcome_of(service, pending)).paid is None
+        await held_by(tracker, "cart")
+        service.add_sale(1001)
+        service.instead = lambda path: None
         await service.clock.advance(700)
-        assert (await pending_of(tracker, "first")).outcome.paid
-    assert service.posted == {"first": 1}
+        assert (await pending_of(tracker)).outcome.paid
+    assert service.posted == {"order-17": 1}
 
 
 @pytest.mark.parametrize("by", ["notifications", "checks"])
 async def test_who_asks_more_often_does_not_hasten_the_last_query(service: FakeService, by: str) -> None:
     """Forged notifications, or a page that polls: the service is heard out all the same, and its late word counts."""
-    async with tracking(service) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
-        wait = asyncio.ensure_future(sale.wait())
+    async with selling(service, purchase="cart") as (tracker, pending):
+        wait = asyncio.ensure_future(pending.wait())
         await service.clock.advance(301)
         for _ in range(60):
-            if by == "checks":
-                await sale.check()
-            else:
-                await tracker.notify(hint(1000, "first"))
+            await (pending.check() if by == "checks" else tracker.notify(hint()))
             await service.clock.advance(1.0)
         assert not wait.done()
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
+        await held_by(tracker, "cart")
         service.decide("Aceptado")
         await service.clock.advance(90)
         assert (await wait).paid is True
-    assert service.posted == {"first": 1}
+    assert service.posted == {"order-17": 1}
 
 
 async def test_an_expired_push_ends_without_a_status_source_too(service: FakeService) -> None:
     """Nothing more can be heard of it ten seconds after its expiry."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
-        sale = await tracker.sale(push("first"), purchase="order-17")
+    async with selling(service, profile=payclient.DOCUMENT, purchase="cart") as (tracker, pending):
         await service.clock.advance(305)
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
-        assert (await outcome_of(service, sale)).evidence is Evidence.CLOCK
+        await held_by(tracker, "cart")
+        assert (await outcome_of(service, pending)).evidence is Evidence.CLOCK
         await service.clock.advance(15)
-        await tracker.sale(push("second"), purchase="order-17")
+        await tracker.sale(sale("second"), purchase="cart")
 
 
 async def test_an_unknown_push_is_open(service: FakeService) -> None:
     """It may exist, however much time has passed; a refused one is gone."""
     service.scripts = [refuses(22), lost_request]
     async with tracking(service, profile=payclient.DOCUMENT) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(push("first"), purchase="order-17")
-        sale = await tracker.sale(push("second"), purchase="order-17")
+        await error_of(payclient.NotCreatedError, tracker.sale(sale("first"), purchase="cart"))
+        pending = await tracker.sale(sale("second"), purchase="cart")
         await service.clock.advance(100_000)
-        assert sale.state is payclient.State.UNKNOWN
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("third"), purchase="order-17")
+        assert pending.state is State.UNKNOWN
+        await held_by(tracker, "cart")
+
+
+async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:
+    """Whoever charges a refused id again need not say what it was for."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        assert (await tracker.sale(sale())).outcome.purchase == "cart"
 
 
 async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """The shop let a push pass beside an open form, and both were paid: each place says so, and names them."""
     async with tracking(service) as tracker:
-        form = await tracker.live_form("order-17", form_of)
-        with pytest.raises(payclient.PurchaseOpenError) as raised:
-            await tracker.sale(push("push"), purchase="order-17")
-        assert raised.value.pending.kind == "form"
-        sale = await tracker.sale(push("push"), purchase="order-17", beside_open_form=True)
-        with pytest.raises(payclient.PurchaseOpenError):  # not beside an open push
-            await tracker.live_form("order-17", form_of)
+        prepared = await tracker.live_form("cart", form)
+        assert (await held_by(tracker, "cart")).pending.kind == "form"
+        push = await tracker.sale(sale("push"), purchase="cart", beside_open_form=True)
+        # Not beside an open push.
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", form))
         service.decide("Aceptado")
-        assert (await outcome_of(service, sale)).paid
-        assert (await tracker.purchase("order-17")).overpaid == 0
-        service.pay(form.client_transaction_id, transactionId=5001, state="Aceptado")
-        pending = await pending_of(tracker, form.client_transaction_id)
-        with caplog.at_level("CRITICAL"):
-            assert (await outcome_of(service, pending)).paid
-        assert "its purchase also by push" in caplog.text
-        purchase = await tracker.purchase("order-17")
+        assert (await outcome_of(service, push)).paid
+        assert (await tracker.purchase("cart")).overpaid == 0
+        service.pay(prepared.client_transaction_id, transactionId=5001, state="Aceptado")
+        pending = await pending_of(tracker, prepared.client_transaction_id)
+        assert (await outcome_of(service, pending)).paid
+        assert any("its purchase also by push" in each for each in alarms(caplog))
+        purchase = await tracker.purchase("cart")
         assert (purchase.paid, purchase.collected, purchase.overpaid) == (True, 2300, 1150)
         assert [(ask.client_transaction_id, ask.kind, ask.purchase) for ask in purchase.asks] == [
-            (form.client_transaction_id, "form", "order-17"), ("push", "sale", "order-17"),
+            (prepared.client_transaction_id, "form", "cart"), ("push", "sale", "cart"),
         ]  # fmt: skip
         feed = tracker.outcomes()
         assert [(await anext(feed)).also_paid for _ in range(3)] == [(), (), ("push",)]
@@ -323,61 +306,14 @@ async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pyte
 async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
     """It is not paid, and has no asks; a key that could be taken for another one is refused."""
     async with tracking(service) as tracker:
-        purchase = await tracker.purchase("order-17")
+        purchase = await tracker.purchase("cart")
         assert (purchase.paid, purchase.collected, purchase.asks) == (False, 0, ())
         for key in ("", "order\n17", "order\u200b17", " "):
-            with pytest.raises(payclient.InvalidRequestError):
-                await tracker.sale(push("first"), purchase=key)
+            await error_of(payclient.InvalidRequestError, tracker.sale(sale(), purchase=key))
     assert not service.posted
 
 
-async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path) -> None:
-    """After a restart, the same links; once they are dead, no byte of them is in any file, also while it is open."""
-    forms = []
-    for _ in range(2):
-        ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
-        async with tracking(service, ledger) as tracker:
-            forms.append(await tracker.live_form("order-17", form_of))
-            assert b"pay.example/c" in _bytes(tmp_path)
-            if len(forms) == 2:
-                await service.clock.advance(599)
-                await ledger.get("what was queued before is written")
-                assert b"pay.example/c" in _bytes(tmp_path)
-                await service.clock.advance(2)
-                await _wiped(ledger, tmp_path)
-        await ledger.aclose()
-    assert forms[0].client_transaction_id == forms[1].client_transaction_id
-    assert dict(forms[0].result.links) == dict(forms[1].result.links)
-    assert forms[0].card.expires_at == forms[1].card.expires_at
-    assert forms[0].wallet.url == forms[1].wallet.url
-    assert len(service.prepared) == 1
-
-
-async def test_kept_links_are_a_choice(service: FakeService) -> None:
-    """Without them the process that prepared a form hands it out, and another one says until when it is open."""
-    ledger = SharedLedger()
-    async with (
-        tracking(service, ledger, keep_links=False) as one,
-        tracking(service, SharedLedger(ledger)) as other,
-    ):
-        form = await one.live_form("order-17", form_of)
-        assert await one.live_form("order-17", form_of) is form
-        with pytest.raises(payclient.PurchaseOpenError) as raised:
-            await other.live_form("order-17", form_of)
-        assert raised.value.until == pytest.approx(service.clock.time() + 1230)
-        assert await ledger.links("order-17", 0.0) == {}
-
-
-async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeService) -> None:
-    """They are of use to other processes only."""
-
-    class Forgetful(MemoryLedger):
-        async def keep_links(self, record: Record, links: str, until: float) -> None:
-            raise payclient.LedgerUnavailableError("the disk is full")
-
-    async with tracking(service, Forgetful()) as tracker:
-        form = await tracker.live_form("order-17", form_of)
-        assert await tracker.live_form("order-17", form_of) is form
+# --- Links and forms
 
 
 async def _wiped(ledger: Ledger, directory: Path) -> None:
@@ -391,34 +327,78 @@ def _bytes(directory: Path) -> bytes:
     return b"".join(each.read_bytes() for each in directory.iterdir())
 
 
-@pytest.mark.parametrize(("second", "purchase"), [("second", "order-17"), ("order-17", None)])
-async def test_a_form_with_dead_links_holds_its_purchase_until_its_last_query(
-    service: FakeService, second: str, purchase: str | None
+async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path) -> None:
+    """After a restart, the same links; once they are dead, no byte of them is in any file, also while it is open."""
+    forms = []
+    for _ in range(2):
+        ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+        async with tracking(service, ledger) as tracker:
+            forms.append(await tracker.live_form("cart", form))
+            assert b"pay.example/c" in _bytes(tmp_path)
+            if len(forms) == 2:
+                await service.clock.advance(599)
+                await ledger.get("what was queued before is written")
+                assert b"pay.example/c" in _bytes(tmp_path)
+                await service.clock.advance(2)
+                await _wiped(ledger, tmp_path)
+        await ledger.aclose()
+    one, two = forms
+    assert one.client_transaction_id == two.client_transaction_id
+    assert dict(one.result.links) == dict(two.result.links)
+    assert (one.card.expires_at, one.wallet.url) == (two.card.expires_at, two.wallet.url)
+    assert len(service.prepared) == 1
+
+
+async def test_kept_links_are_a_choice(service: FakeService) -> None:
+    """Without them the process that prepared a form hands it out, and another one says until when it is open."""
+    ledger = SharedLedger()
+    async with (
+        tracking(service, ledger, keep_links=False) as one,
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
+        prepared = await one.live_form("cart", form)
+        assert await one.live_form("cart", form) is prepared
+        error = await error_of(payclient.PurchaseOpenError, other.live_form("cart", form))
+        assert error.until == pytest.approx(service.clock.time() + 1230)
+        assert await ledger.links("cart", 0.0) == {}
+
+
+async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeService) -> None:
+    """They are of use to other processes only."""
+
+    class Forgetful(MemoryLedger):
+        async def keep_links(self, record: Record, links: str, until: float) -> None:
+            raise payclient.LedgerUnavailableError("the disk is full")
+
+    async with tracking(service, Forgetful()) as tracker:
+        prepared = await tracker.live_form("cart", form)
+        assert await tracker.live_form("cart", form) is prepared
+
+
+@pytest.mark.parametrize(
+    ("profile", "identifier", "purchase", "held", "free"),
+    [
+        (None, "second", "cart", 1250, 1450), (None, "cart", None, 1250, 1450),
+        (PROFILE, "second", "cart", 1450, 1550),
+    ],
+    ids=["by its last query", "by the purchase's own name", "by what may be confirmed"],
+)  # fmt: skip
+async def test_a_form_with_dead_links_holds_its_purchase(
+    service: FakeService, profile: Any, identifier: str, purchase: str | None, held: float, free: float
 ) -> None:
     """It has expired, and may have been paid at the last moment: another ask waits for the query that tells.
 
-    Also one that names no purchase, and whose client transaction id is the purchase's name.
+    Also one that names no purchase, and whose client transaction id is the purchase's name. Where forms are confirmed
+    it waits until nothing can be, though the service knew of nothing when it was last asked.
     """
-    async with tracking(service) as tracker:
-        await tracker.prepare(form_of("first"), purchase="order-17")
-        await service.clock.advance(1250)
-        assert (await pending_of(tracker, "first")).state is payclient.State.EXPIRED
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push(second), purchase=purchase)
-        await service.clock.advance(200)
-        await tracker.sale(push(second), purchase=purchase)
-
-
-async def test_a_form_holds_its_purchase_until_nothing_of_it_can_be_confirmed(service: FakeService) -> None:
-    """Paid at the last moment, it may still be confirmed, though the service knew of nothing when it was last asked."""
-    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    async with tracking(service, profile=profile) as tracker:
-        await tracker.prepare(form_of("first"), purchase="order-17")
-        await service.clock.advance(1450)
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
-        await service.clock.advance(100)
-        await tracker.sale(push("second"), purchase="order-17")
+    async with tracking(service, **({"profile": profile} if profile else {})) as tracker:
+        await tracker.prepare(form("first"), purchase="cart")
+        await service.clock.advance(held)
+        assert (await pending_of(tracker, "first")).state is State.EXPIRED
+        again = tracker.sale(sale(identifier), purchase=purchase)
+        await error_of(payclient.PurchaseOpenError, again)
+        await service.clock.advance(free - held)
+        await tracker.sale(sale(identifier), purchase=purchase)
 
 
 async def test_a_form_found_paid_holds_its_purchase_until_its_confirmation_is_answered(
@@ -428,26 +408,15 @@ async def test_a_form_found_paid_holds_its_purchase_until_its_confirmation_is_an
 
     def silent() -> HttpResponse:
         service.confirmed.add(5001)
-        raise ConnectionResetError
+        return reset()
 
-    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
     service.confirm_scripts = [silent] * 1000
-    async with tracking(service, profile=profile) as tracker:
-        await tracker.prepare(form_of("first"), purchase="order-17")
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form("first"), purchase="cart")
         await service.clock.advance(1195)
         service.pay("first")
         await service.clock.advance(345)  # its links are dead
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push("second"), purchase="order-17")
+        await held_by(tracker, "cart")
         await service.clock.advance(3600)  # it would have been reversed by now
         assert (await pending_of(tracker, "first")).outcome.paid
     assert not service.posted
-
-
-async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:
-    """Whoever charges a refused id again need not say what it was for."""
-    service.scripts = [refuses(22)]
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.RefusedError):
-            await tracker.sale(push("first"), purchase="order-17")
-        assert (await tracker.sale(push("first"))).outcome.purchase == "order-17"

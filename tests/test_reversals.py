@@ -9,13 +9,27 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import SharedLedger
+from fake_ledgers import HookedLedger, HookedSharedLedger, SharedLedger, disk_full, once
 from fake_service import PROFILE as PLAIN
-from fake_service import FakeService, answer, events_of, outcome_of, pending_of, record_in, refusal, tracking
-from fake_service import sale as push
-from payclient.events import Event, Evidence, FoundCancelled, ReversalPermitted, ReversalRefused
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record, State
+from fake_service import (
+    FakeService,
+    Gate,
+    answer,
+    collected_by,
+    error_of,
+    events_of,
+    outcome_of,
+    paid,
+    pending_of,
+    posted,
+    record_in,
+    refusal,
+    sale,
+    selling,
+    tracking,
+)
+from payclient.events import Evidence
+from payclient.lifecycle import State
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -61,29 +75,19 @@ def service() -> Service:
     return Service()
 
 
-async def paid(service: Service, tracker: payclient.Tracker, name: str = "first") -> payclient.PendingSale:
-    sale = await tracker.sale(push(name), purchase="order-17")
-    number = sale.transaction_id
-    assert number is not None
-    service.decide("Aceptado", number)
-    assert (await outcome_of(service, sale)).paid
-    return sale
-
-
 async def test_a_payment_is_given_back(service: Service) -> None:
     """The feed carries it, the purchase is not paid any more, and may be asked for again."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        sale = await paid(service, tracker)
-        outcome = await tracker.reverse(sale)
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        outcome = await tracker.reverse(pending)
         assert (outcome.state, outcome.paid, outcome.evidence) == (State.REVERSED, False, Evidence.ANSWER)
-        assert (await tracker.reverse(sale)).state is State.REVERSED
-        assert service.reversals == [sale.transaction_id]
-        changes = await ledger.changes()
+        assert (await tracker.reverse(pending)).state is State.REVERSED
+        assert service.reversals == [pending.transaction_id]
+        changes = await service.ledger.changes()
         assert [change.after for change in changes] == [State.ACCEPTED, State.REVERSING, State.REVERSED]
-        purchase = await tracker.purchase("order-17")
+        purchase = await tracker.purchase("cart")
         assert (purchase.paid, purchase.collected) == (False, 0)
-        await tracker.sale(push("second"), purchase="order-17")
+        await tracker.sale(sale("second"), purchase="cart")
 
 
 async def test_only_one_request_leaves(service: Service) -> None:
@@ -93,220 +97,163 @@ async def test_only_one_request_leaves(service: Service) -> None:
         tracking(service, ledger, PROFILE) as one,
         tracking(service, SharedLedger(ledger), PROFILE) as other,
     ):
-        sale = await paid(service, one)
-        there = await pending_of(other, "first")
-        outcomes = await asyncio.gather(
-            *(one.reverse(sale) for _ in range(3)), *(other.reverse(there) for _ in range(3))
-        )
+        pending = await paid(service, one)
+        there = await pending_of(other)
+        calls = [one.reverse(pending) for _ in range(3)] + [other.reverse(there) for _ in range(3)]
+        outcomes = await asyncio.gather(*calls)
         assert {outcome.state for outcome in outcomes} <= {State.REVERSING, State.REVERSED}
         assert len(service.reversals) == 1
-        history = await events_of(ledger, "first")
-        assert history.count(ReversalPermitted.__name__) == 1
+        assert (await events_of(ledger)).count("ReversalPermitted") == 1
 
 
 async def test_a_process_that_stood_still_gives_nothing_back(service: Service) -> None:
     """Woken too late after the permit: another may have been told meanwhile that it is still paid."""
-
-    class Slow(MemoryLedger):
-        async def apply(self, record: Record, event: Event) -> Record:
-            after = await super().apply(record, event)
-            if isinstance(event, ReversalPermitted):
-                service.clock.jump_wall(31)
-            return after
-
-    async with tracking(service, Slow(), PROFILE) as tracker:
-        sale = await paid(service, tracker)
-        with pytest.raises(payclient.NotSentError):
-            await tracker.reverse(sale)
+    slow = HookedLedger(after={"ReversalPermitted": lambda: service.clock.jump_wall(31)})
+    async with tracking(service, slow, PROFILE) as tracker:
+        await error_of(payclient.NotSentError, tracker.reverse(await paid(service, tracker)))
         assert service.reversals == []
-        assert (await tracker.purchase("order-17")).paid is True
+        assert (await tracker.purchase("cart")).paid is True
 
 
 async def test_a_reversal_goes_on_without_its_caller(service: Service) -> None:
     """Who is cancelled detaches; the request is not cut, and its answer is written."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        sale = await paid(service, tracker)
-        caller = asyncio.ensure_future(tracker.reverse(sale))
+    async with tracking(service, profile=PROFILE) as tracker:
+        caller = asyncio.ensure_future(tracker.reverse(await paid(service, tracker)))
         while not service.reversals:  # noqa: ASYNC110 - no event of the service tells
             await asyncio.sleep(0)
         caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-    assert [change.after for change in await ledger.changes()][-1] is State.REVERSED
-    assert (await ledger.history("first"))[-1].event == "Reversed"
+        await error_of(asyncio.CancelledError, caller)
+    assert (await service.ledger.changes())[-1].after is State.REVERSED
+    assert (await events_of(service.ledger))[-1] == "Reversed"
     assert len(service.reversals) == 1
 
 
 async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
     """Nothing is sent; nor where the profile does not say how."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        sale = await tracker.sale(push("first"))
-        with pytest.raises(payclient.UsageError):
-            await tracker.reverse(sale)
+    async with selling(service, profile=PROFILE) as (tracker, pending):
+        await error_of(payclient.UsageError, tracker.reverse(pending))
     async with tracking(service) as tracker:
-        sale = await paid(service, tracker, "second")
-        with pytest.raises(payclient.ConfigurationError):
-            await tracker.reverse(sale)
-        assert sale.state is State.ACCEPTED
+        pending = await paid(service, tracker, "second")
+        await error_of(payclient.ConfigurationError, tracker.reverse(pending))
+        assert pending.state is State.ACCEPTED
     assert service.reversals == []
 
 
 async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
     """As does one that was not sent; either may be tried again."""
     async with tracking(service, profile=PROFILE) as tracker:
-        sale = await paid(service, tracker)
+        pending = await paid(service, tracker)
         service.reverse_scripts = [(refusal(20), False)] + [(ConnectionRefusedError(), False)] * 100
-        with pytest.raises(payclient.NotReversibleError):
-            await tracker.reverse(sale)
-        assert (await pending_of(tracker, "first")).outcome.paid is True
-        waiting = asyncio.ensure_future(tracker.reverse(sale))
-        for _ in range(100):
-            await service.clock.advance(1.0)
-        with pytest.raises(payclient.NotSentError):
-            await waiting
-        assert (await pending_of(tracker, "first")).outcome.paid is True
+        await error_of(payclient.NotReversibleError, tracker.reverse(pending))
+        assert (await pending_of(tracker)).outcome.paid is True
+        waiting = asyncio.ensure_future(tracker.reverse(pending))
+        await service.clock.advance(100.0)
+        await error_of(payclient.NotSentError, waiting)
+        assert (await pending_of(tracker)).outcome.paid is True
         service.reverse_scripts = []
-        assert (await tracker.reverse(sale)).paid is False
+        assert (await tracker.reverse(pending)).paid is False
 
 
 async def test_the_end_of_a_first_reversal_ends_no_second_one(service: Service) -> None:
     """It was written, and the ledger said that it was not: written again, it would call paid what is given back."""
-
-    class FailingLate(MemoryLedger):
-        fails = True
-
-        async def apply(self, record: Record, event: Event) -> Record:
-            after = await super().apply(record, event)
-            if isinstance(event, ReversalRefused) and self.fails:
-                self.fails = False
-                raise payclient.LedgerUnavailableError("disk I/O error")
-            return after
-
-    ledger = FailingLate()
+    ledger = HookedLedger(after={"ReversalRefused": once(disk_full)})
     async with tracking(service, ledger, PROFILE) as tracker:
-        sale = await paid(service, tracker)
+        pending = await paid(service, tracker)
         service.reverse_scripts = [(refusal(20), False), (ConnectionResetError(), True)]
-        with pytest.raises(payclient.NotReversibleError):
-            await tracker.reverse(sale)
+        await error_of(payclient.NotReversibleError, tracker.reverse(pending))
         await service.clock.advance(0.1)
-        assert (await tracker.reverse(sale)).state is State.REVERSING
+        assert (await tracker.reverse(pending)).state is State.REVERSING
         await service.clock.advance(1)  # the first one's end is written again
-        assert (await record_in(ledger, "first")).state is State.REVERSING
+        assert (await record_in(ledger)).state is State.REVERSING
         await service.clock.advance(600)
-    assert (await record_in(ledger, "first")).state is State.REVERSED
+    assert (await record_in(ledger)).state is State.REVERSED
 
 
 async def test_a_repeated_request_is_refused_though_it_was_given_back(service: Service) -> None:
     """What stands between us and the service repeats it: a query tells, before anything is called paid."""
     async with tracking(service, profile=PROFILE) as tracker:
-        sale = await paid(service, tracker)
+        pending = await paid(service, tracker)
         service.reverse_scripts = [(refusal(20), True)]
-        assert (await tracker.reverse(sale)).state is State.REVERSED
+        assert (await tracker.reverse(pending)).state is State.REVERSED
 
 
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
     """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
-
-    async def twice(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        service.create(request)
-        return answer(200, {"transactionId": service.create(request)})
-
-    service.scripts = [twice]
+    service.scripts = [posted(1, FakeService.take)]
     async with tracking(service, profile=PROFILE) as tracker:
         service.clock.call_at(1.0, service.decide, "Aceptado", 1000)
-        sale = await paid(service, tracker)
-        assert (await tracker.reverse(sale)).paid is not False
-        with pytest.raises(payclient.AlreadyPaidError):
-            await tracker.sale(push("second"), purchase="order-17")
+        assert (await tracker.reverse(await paid(service, tracker))).paid is not False
+        await collected_by(tracker, "cart")
         await service.clock.advance(700)
-        there = await pending_of(tracker, "first")
+        there = await pending_of(tracker)
         assert (there.outcome.paid, there.transaction_id) == (True, 1000)
         assert (await tracker.reverse(there)).state is State.REVERSED
     assert service.reversals == [1001, 1000]
 
 
-@pytest.mark.parametrize("done", [True, False])
-async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool) -> None:
-    """Nobody knows until then; "accepted" counts once the request can no longer be on its way. Also after a crash."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        sale = await paid(service, tracker)
+@pytest.mark.parametrize(
+    ("done", "restarts"), [(True, True), (False, True), (True, False)], ids=["done", "not done", "no restart"]
+)
+async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool, restarts: bool) -> None:
+    """Nobody knows until then; "accepted" counts once the request can no longer be on its way. Also after a crash.
+
+    The process that lost it queries by itself, though nobody waits, and the ledger has the end.
+    """
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
         service.reverse_scripts = [(ConnectionResetError(), done)]
-        outcome = await tracker.reverse(sale)
+        outcome = await tracker.reverse(pending)
         assert (outcome.state, outcome.paid) == (State.REVERSING, None)
-        with pytest.raises(payclient.AlreadyPaidError):
-            await tracker.sale(push("second"), purchase="order-17")
+        await collected_by(tracker, "cart")
         if not done:
             await service.clock.advance(10)
-            assert (await sale.check()).state is State.REVERSING
-            assert (await record_in(ledger, "first")).state is State.REVERSING
-    async with tracking(service, ledger, PROFILE) as tracker:
-        there = await pending_of(tracker, "first")
-        outcome = await outcome_of(service, there)
-        assert outcome.state is (State.REVERSED if done else State.ACCEPTED)
-        assert outcome.evidence is Evidence.QUERY
+            assert (await pending.check()).state is State.REVERSING
+            assert (await record_in(service.ledger)).state is State.REVERSING
+        if not restarts:
+            await service.clock.advance(600)
+    if restarts:
+        async with tracking(service, service.ledger, PROFILE) as tracker:
+            await outcome_of(service, await pending_of(tracker))
+    record = await record_in(service.ledger)
+    assert record.state is (State.REVERSED if done else State.ACCEPTED)
+    assert record.evidence is Evidence.QUERY
     assert len(service.reversals) == 1
-
-
-async def test_a_lost_answer_is_followed_though_nobody_waits(service: Service) -> None:
-    """The process that lost it queries by itself, and the ledger has the end."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        sale = await paid(service, tracker)
-        service.reverse_scripts = [(ConnectionResetError(), True)]
-        assert (await tracker.reverse(sale)).state is State.REVERSING
-        await service.clock.advance(600)
-        assert (await record_in(ledger, "first")).state is State.REVERSED
 
 
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """In the portal: a query finds it, which is a correction with an alarm, and never an error in the log."""
     async with tracking(service, profile=PROFILE) as tracker:
-        sale = await paid(service, tracker)
+        pending = await paid(service, tracker)
         await service.clock.advance(100)
-        assert (await sale.check()).paid is True
+        assert (await pending.check()).paid is True
         service.decide("Cancelado")
         await service.clock.advance(2)
-        outcome = await sale.check()
+        outcome = await pending.check()
         assert (outcome.state, outcome.paid) == (State.REVERSED, False)
         assert [each.levelname for each in caplog.records] == ["CRITICAL"]
         service.decide("Aceptado")  # nonsense: it stays given back, and is looked at by a person
         await service.clock.advance(2)
-        assert (await sale.check()).state is State.REVERSED
-
-
-class Slow(SharedLedger):
-    """One process's view of a shared ledger, whose word that it is cancelled comes late."""
-
-    def __init__(self, with_: SharedLedger | None = None) -> None:
-        super().__init__(with_)
-        self.asked, self.go = asyncio.Event(), asyncio.Event()
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        if isinstance(event, FoundCancelled):
-            self.asked.set()
-            await self.go.wait()
-        return await super().apply(record, event)
+        assert (await pending.check()).state is State.REVERSED
 
 
 async def test_what_was_cancelled_before_it_was_accepted_is_not_given_back(service: Service) -> None:
     """Two processes query one sale: the older word, "cancelled", is written after the newer one, "accepted"."""
-    ledger = Slow()
-    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
-        sale = await one.sale(push("first"), purchase="order-17")
-        there = await pending_of(other, "first")
+    gate = Gate()
+    ledger = HookedSharedLedger(before={"FoundCancelled": gate})
+    async with (
+        selling(service, ledger=ledger, purchase="cart") as (_, pending),
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
+        there = await pending_of(other)
         service.decide("Cancelado")
-        checking = asyncio.ensure_future(sale.check())
-        await ledger.asked.wait()
+        checking = asyncio.ensure_future(pending.check())
+        await gate.there.wait()
         service.decide("Aceptado")
         assert (await there.check()).paid is True
-        ledger.go.set()
+        gate.go.set()
         assert (await checking).paid is True
-        with pytest.raises(payclient.AlreadyPaidError):
-            await other.sale(push("second"), purchase="order-17")
-    assert (await record_in(ledger, "first")).state is State.ACCEPTED
+        await collected_by(other, "cart")
+    assert (await record_in(ledger)).state is State.ACCEPTED
 
 
 async def test_an_answer_from_before_it_was_accepted_does_not_give_it_back(service: Service) -> None:
@@ -314,29 +261,26 @@ async def test_an_answer_from_before_it_was_accepted_does_not_give_it_back(servi
     by_client = StatusProfile(
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
     )
-    profile = attrs.evolve(PLAIN, status=by_client)
-    asked, go = asyncio.Event(), asyncio.Event()
+    profile, gate = attrs.evolve(PLAIN, status=by_client), Gate()
 
     async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         said = await service(request, before_send)
         if request.method == "GET":
-            asked.set()
-            await go.wait()
+            await gate()
         return said
 
     ledger = SharedLedger()
     async with (
-        tracking(service, ledger, profile, transport=slow) as one,
+        selling(service, ledger=ledger, profile=profile, transport=slow) as (_, pending),
         tracking(service, SharedLedger(ledger), profile) as other,
     ):
-        sale = await one.sale(push("first"), purchase="order-17")
-        there = await pending_of(other, "first")
+        there = await pending_of(other)
         service.decide("Cancelado")
-        checking = asyncio.ensure_future(sale.check())
-        await asked.wait()
+        checking = asyncio.ensure_future(pending.check())
+        await gate.there.wait()
         service.decide("Aceptado")
         assert (await there.check()).paid is True
         await service.clock.advance(0.1)
-        go.set()
+        gate.go.set()
         assert (await checking).paid is True
-    assert (await record_in(ledger, "first")).state is State.ACCEPTED
+    assert (await record_in(ledger)).state is State.ACCEPTED

@@ -15,13 +15,25 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_service import PROFILE, FakeService, outcome_of, pending_of, record_in, sale, tracking
+from fake_ledgers import HookedLedger
+from fake_service import (
+    PROFILE,
+    FakeService,
+    Gate,
+    Held,
+    answers,
+    broken,
+    error_of,
+    outcome_of,
+    paid,
+    pending_of,
+    record_in,
+    sale,
+    tracking,
+    when,
+)
 from manual_clock import ManualClock
-from payclient.events import Event, ReversalPermitted
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from shops.serving import ROOT, UVICORN, serving
 from test_web_shops import HeldSimulator
 from virtual_loop import VirtualClock
@@ -51,11 +63,7 @@ SERVERS = {
 
 @pytest.mark.parametrize(
     ("server", "answered"),
-    [
-        ("uvicorn", False),
-        ("uvicorn under gunicorn", False),
-        ("aiohttp under gunicorn", True),
-    ],
+    [("uvicorn", False), ("uvicorn under gunicorn", False), ("aiohttp under gunicorn", True)],
 )
 async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool, tmp_path: Path) -> None:
     """Answered within `drain`, the charge is pending. Else it is unknown, and found out after the next start."""
@@ -101,134 +109,72 @@ REVERSING = attrs.evolve(
 )
 
 
-async def never() -> HttpResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def test_a_sale_that_is_not_answered_in_time_is_unknown() -> None:
+async def test_a_sale_that_is_not_answered_in_time_is_unknown(service: FakeService) -> None:
     """Its caller gets the sale, since it may exist; the next tracker finds out."""
-    service, ledger, sent = FakeService(), MemoryLedger(), asyncio.Event()
-
-    async def hang(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        service.create(request)
-        sent.set()
-        return await never()
-
-    service.scripts.append(hang)
-    async with tracking(service, ledger, drain=0) as tracker:
+    service.scripts = [held := Held()]
+    async with tracking(service, drain=0) as tracker:
         callers = [asyncio.create_task(tracker.sale(sale())) for _ in range(2)]
-        await sent.wait()
+        await held.there.wait()
     for caller in callers:
         pending = await caller
         assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
-        with pytest.raises(payclient.TrackerClosedError):
-            await pending.wait()
-    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.TrackerClosedError, pending.wait())
+    async with tracking(service, service.ledger) as tracker:
         service.decide("Aceptado")
-        found = await pending_of(tracker)
-        assert (await outcome_of(service, found)).paid is True
+        assert (await outcome_of(service, await pending_of(tracker))).paid is True
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_sale_that_was_not_sent_in_time_created_nothing() -> None:
-    """No connection, no permit: an error says so, and the id is free."""
-    service, ledger, connecting = FakeService(), MemoryLedger(), asyncio.Event()
-
-    async def connect(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        connecting.set()
-        return await never()
-
-    service.scripts.append(connect)
-    async with tracking(service, ledger, drain=0) as tracker:
-        caller = asyncio.create_task(tracker.sale(sale()))
-        await connecting.wait()
-    with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
-        await caller
-    assert await ledger.get("order-17") is None
-    assert service.posted == {}
-
-
-async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
+async def test_a_reversal_that_is_not_answered_in_time_stays_open(service: FakeService) -> None:
     """It is REVERSING, and the next tracker finds out."""
-    service, ledger, reversing = FakeService(), MemoryLedger(), asyncio.Event()
-
-    async def reverse(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        reversing.set()
-        return await never()
-
-    async with tracking(service, ledger, REVERSING, drain=0) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Aceptado")
-        assert (await outcome_of(service, pending)).paid
-        service.scripts.append(reverse)
+    async with tracking(service, profile=REVERSING, drain=0) as tracker:
+        pending = await paid(service, tracker)
+        service.scripts = [held := Held(answers(200, True))]
         caller = asyncio.create_task(tracker.reverse(pending))
-        await reversing.wait()
+        await held.there.wait()
     outcome = await caller
     assert (outcome.state, outcome.paid) == (State.REVERSING, None)
-    record = await record_in(ledger)
-    assert record.state is State.REVERSING
+    assert (await record_in(service.ledger)).state is State.REVERSING
 
 
-async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_so() -> None:
+async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_so(
+    service: FakeService,
+) -> None:
     """It is not its caller who is cancelled."""
-    service, asked = FakeService(), asyncio.Event()
-
-    class Stuck(MemoryLedger):
-        async def apply(self, record: Record, event: Event) -> Record:
-            if isinstance(event, ReversalPermitted):
-                asked.set()
-                await asyncio.Event().wait()
-            return await super().apply(record, event)
-
-    async with tracking(service, Stuck(), REVERSING, drain=0) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Aceptado")
-        assert (await outcome_of(service, pending)).paid
-        caller = asyncio.create_task(tracker.reverse(pending))
-        await asked.wait()
-    with pytest.raises(payclient.TrackerClosedError):
-        await caller
+    ledger = HookedLedger(before={"ReversalPermitted": (gate := Gate())})
+    async with tracking(service, ledger, REVERSING, drain=0) as tracker:
+        caller = asyncio.create_task(tracker.reverse(await paid(service, tracker)))
+        await gate.there.wait()
+    await error_of(payclient.TrackerClosedError, caller)
 
 
-@pytest.mark.parametrize("committed", [False, True])
-async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_sent(committed: bool) -> None:
-    """Nothing was created: an error says so, never a handle to wait on, and a row that is there is closed."""
-    service, asked = FakeService(), asyncio.Event()
-
-    class Stuck(MemoryLedger):
-        async def permit(self, record: Record) -> bool:
-            if committed:
-                await super().permit(record)
-            asked.set()
-            await asyncio.Event().wait()
-            return True
-
-    ledger = Stuck()
+@pytest.mark.parametrize(
+    ("stuck", "state"),
+    [("connecting", None), ("before", None), ("after", State.REFUSED)],
+    ids=["no connection", "no permit", "permitted"],
+)
+async def test_a_sale_that_was_not_sent_in_time_created_nothing(
+    service: FakeService, stuck: str, state: State | None
+) -> None:
+    """An error says so, never a handle to wait on; the id is free, and a row that is there is closed."""
+    gate, held = Gate(), Held(broken)
+    ledger = HookedLedger(**{} if stuck == "connecting" else {stuck: {"Permitted": gate}})
+    service.scripts = [held] if stuck == "connecting" else []
     async with tracking(service, ledger, drain=0) as tracker:
         caller = asyncio.create_task(tracker.sale(sale()))
-        await asked.wait()
+        await (held if stuck == "connecting" else gate).there.wait()
     with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
         await caller
     assert not service.posted
     record = await ledger.get("order-17")
-    assert (record and record.state) == (State.REFUSED if committed else None)
+    assert (record and record.state) == state
 
 
 @in_virtual_time
 async def test_closing_waits_as_long_as_a_charge_may_take() -> None:
     """By default: one that is answered just within the total time-out is pending, and not unknown."""
-
-    async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await asyncio.sleep(28)
-        return response
-
-    service = FakeService()
-    service.clock = VirtualClock()  # type: ignore[assignment]  # as far as it is used
-    service.scripts.append(slow)
+    service = FakeService(VirtualClock())
+    service.scripts = [when(lambda: asyncio.sleep(28))]
     async with tracking(service) as tracker:
         sending = asyncio.create_task(tracker.sale(sale()))
         await asyncio.sleep(1)

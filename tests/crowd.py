@@ -12,8 +12,9 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, ParamSpec
 
 import attrs
@@ -29,7 +30,8 @@ from virtual_loop import VirtualClock
 from virtual_loop import run as run_in_virtual_time
 
 __all__ = [
-    "BOUND", "PROFILE", "Crowd", "Service", "hint", "in_virtual_time", "limited", "now", "push", "run", "tracking",
+    "BOUND", "PROFILE", "Crowd", "Service", "farthest", "hint", "in_virtual_time", "limited", "now", "push", "pushed",
+    "run", "tracking", "waited",
 ]  # fmt: skip
 
 WINDOW = 300.0
@@ -198,6 +200,25 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 def now() -> float:
     """The loop's time."""
     return asyncio.get_running_loop().time()
+
+
+async def pushed(tracker: payclient.Tracker, count: int, name: str = "order") -> list[payclient.PendingSale]:
+    """So many sales, one after another."""
+    return [await tracker.sale(push(f"{name}-{number}")) for number in range(count)]
+
+
+async def waited(pendings: Iterable[payclient.PendingSale], bound: float = BOUND) -> list[payclient.Outcome]:
+    """The outcomes of sales, none of which is waited for longer than so many seconds."""
+    began = now()
+    async with asyncio.timeout(100 * BOUND):
+        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+    assert now() - began <= bound, f"the last wait took {now() - began:.0f} s"
+    return outcomes
+
+
+def farthest(times: Iterable[float]) -> float:
+    """The seconds from one query to the next, at most."""
+    return max(after - before for before, after in pairwise(times))
 
 
 async def _run(sales: int, seed: int) -> Result:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import attrs
 import pytest
@@ -14,7 +14,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import payclient
-from crowd import BOUND, PROFILE, Service, in_virtual_time, limited, now, push, tracking
+from crowd import (
+    BOUND,
+    PROFILE,
+    Service,
+    farthest,
+    in_virtual_time,
+    limited,
+    now,
+    push,
+    pushed,
+    tracking,
+    waited,
+)
 from fake_ledgers import SharedLedger
 from fake_service import pending_of
 from payclient.events import Evidence
@@ -25,17 +37,32 @@ from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 MISSING = HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
 
 
-async def waits_of(
-    tracker: payclient.Tracker, count: int, bound: float = BOUND
-) -> tuple[Sequence[payclient.Outcome], float]:
-    """Make so many sales and wait for all; their outcomes, and the seconds that the last of them took."""
-    began = now()
-    pendings = [await tracker.sale(push(f"order-{number}")) for number in range(count)]
-    async with asyncio.timeout(100 * BOUND):
-        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-    took = now() - began
-    assert took <= bound, f"the last wait took {took:.0f} s"
-    return outcomes, took
+class Shedding(Service):
+    """Answers a share of the queries by 429, each query after so many seconds."""
+
+    def __init__(
+        self, share: float, retry_after: str | None = None, *, after: float = 0.05, undecided: bool = False
+    ) -> None:
+        super().__init__(self.shed, undecided=undecided)
+        self.share, self.retry_after, self.after = share, retry_after, after
+        self.dice = random.Random(5)  # noqa: S311 - it must repeat
+
+    async def shed(self) -> HttpResponse | None:
+        await asyncio.sleep(self.after)
+        return limited(self.retry_after) if self.dice.random() < self.share else None
+
+
+@asynccontextmanager
+async def two_processes(
+    service: Service, queries_per_minute: float | None = None
+) -> AsyncIterator[tuple[payclient.Tracker, payclient.Tracker]]:
+    """Two trackers over one ledger."""
+    ledger, profile = SharedLedger(), attrs.evolve(PROFILE, queries_per_minute=queries_per_minute)
+    async with (
+        tracking(service, ledger=ledger, profile=profile) as one,
+        tracking(service, ledger=SharedLedger(ledger), profile=profile) as other,
+    ):
+        yield one, other
 
 
 # --- 429
@@ -44,7 +71,6 @@ async def waits_of(
 @in_virtual_time
 async def test_a_round_of_429_slows_once() -> None:
     """32 in flight are all answered 429 with `Retry-After: 0`: the next query comes within ten seconds."""
-
     all_there = asyncio.Event()
 
     async def shed() -> HttpResponse | None:
@@ -57,56 +83,36 @@ async def test_a_round_of_429_slows_once() -> None:
         return limited("0")
 
     service = Service(shed, undecided=True)
-
     async with tracking(service, schedule=payclient.Fixed(1.0)) as tracker:
-        for number in range(40):
-            await tracker.sale(push(f"order-{number}"))
+        await pushed(tracker, 40)
         while len(service.made) < 40:
             await asyncio.sleep(0.05)
             assert now() < 60.0, "no query came any more"
-    assert max(after - before for before, after in pairwise(service.made)) <= 2.0
+    assert farthest(service.made) <= 2.0
 
 
 @pytest.mark.parametrize("retry_after", [None, "0"])
 @in_virtual_time
 async def test_a_service_that_sheds_for_ever_ends_every_wait(retry_after: str | None) -> None:
     """Of 40 sales each wait ends in time, and with the truth; no two queries are ever more than ten seconds apart."""
-    dice = random.Random(5)  # noqa: S311 - it must repeat
-
-    async def shed() -> HttpResponse | None:
-        await asyncio.sleep(0.05)
-        return limited(retry_after) if dice.random() < 0.3 else None
-
-    service = Service(shed)
+    async with tracking(Shedding(0.3, retry_after)) as tracker:
+        assert None not in {outcome.paid for outcome in await waited(await pushed(tracker, 40))}
+    service = Shedding(0.3, retry_after, undecided=True)
     async with tracking(service) as tracker:
-        outcomes, _ = await waits_of(tracker, 40)
-        assert None not in {outcome.paid for outcome in outcomes}
-    service = Service(shed, undecided=True)
-    async with tracking(service) as tracker:
-        await waits_of(tracker, 40)
-    busy = [when for when in service.made if when < service.made[0] + 290.0]
-    assert max(after - before for before, after in pairwise(busy)) <= 10.5
+        await waited(await pushed(tracker, 40))
+    assert farthest(when for when in service.made if when < service.made[0] + 290.0) <= 10.5
 
 
 @in_virtual_time
 async def test_nothing_but_429_slows_to_a_query_in_ten_seconds_and_is_forgotten() -> None:
     """However long it lasts; a few successes later the queries come as before."""
-    shedding = True
-
-    async def shed() -> HttpResponse | None:
-        await asyncio.sleep(0.05)
-        return limited() if shedding else None
-
-    service = Service(shed, undecided=True)
-
+    service = Shedding(1.0, undecided=True)
     async with tracking(service, schedule=payclient.Fixed(2.0)) as tracker:
-        for number in range(40):
-            await tracker.sale(push(f"order-{number}"))
+        await pushed(tracker, 40)
         await asyncio.sleep(200.0)
-        assert max(after - before for before, after in pairwise(service.made)) <= 10.5
+        assert farthest(service.made) <= 10.5
         assert sum(when > 100.0 for when in service.made) <= 12
-        shedding = False
-        count = len(service.made)
+        service.share, count = 0.0, len(service.made)
         await asyncio.sleep(30.0)
         assert len(service.made) - count > 100
 
@@ -119,7 +125,6 @@ async def test_a_retry_after_is_obeyed_up_to_a_minute() -> None:
         return {1: limited("25"), 2: limited("86400")}.get(len(service.made))
 
     service = Service(shed, undecided=True)
-
     async with tracking(service, schedule=payclient.Fixed(1.0)) as tracker:
         pending = await tracker.sale(push("order-1"))
         await asyncio.sleep(10.0)
@@ -134,22 +139,10 @@ async def test_a_retry_after_is_obeyed_up_to_a_minute() -> None:
 @in_virtual_time
 async def test_processes_that_share_a_rate_end_every_wait_of_a_service_that_sheds() -> None:
     """Two trackers over one ledger: 120 queries a minute for both, also while some are answered 429."""
-    dice = random.Random(5)  # noqa: S311 - it must repeat
-
-    async def shed() -> HttpResponse | None:
-        await asyncio.sleep(0.05)
-        return limited() if dice.random() < 0.3 else None
-
-    service = Service(shed)
-    profile = attrs.evolve(PROFILE, queries_per_minute=120.0)
-    first = SharedLedger()
-    async with (
-        tracking(service, ledger=first, profile=profile) as one,
-        tracking(service, ledger=SharedLedger(first), profile=profile) as other,
-    ):
-        pendings = [await (one, other)[number % 2].sale(push(f"order-{number}")) for number in range(40)]
-        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-        assert now() <= BOUND
+    service = Shedding(0.3)
+    async with two_processes(service, 120.0) as trackers:
+        pendings = [await trackers[number % 2].sale(push(f"order-{number}")) for number in range(40)]
+        outcomes = await waited(pendings)
         assert None not in {outcome.paid for outcome in outcomes}
     assert all(sum(when <= other < when + 60 for other in service.made) <= 122 for when in service.made)
 
@@ -157,37 +150,24 @@ async def test_processes_that_share_a_rate_end_every_wait_of_a_service_that_shed
 @in_virtual_time
 async def test_a_shared_rate_is_slowed_once_by_a_round_of_429() -> None:
     """32 in flight are shed with `Retry-After: 0`: both processes go on within ten seconds."""
-    shedding = True
-
-    async def shed() -> HttpResponse | None:
-        await asyncio.sleep(5.0)
-        return limited("0") if shedding else None
-
-    service = Service(shed, undecided=True)
-    profile = attrs.evolve(PROFILE, queries_per_minute=600.0)
-    first = SharedLedger()
-    async with (
-        tracking(service, ledger=first, profile=profile) as one,
-        tracking(service, ledger=SharedLedger(first), profile=profile) as other,
-    ):
+    service = Shedding(1.0, "0", after=5.0, undecided=True)
+    async with two_processes(service, 600.0) as trackers:
         for number in range(80):
-            await (one, other)[number % 2].sale(push(f"order-{number}"))
+            await trackers[number % 2].sale(push(f"order-{number}"))
         await asyncio.sleep(60.0)
-        shedding = False
+        service.share = 0.0
         await asyncio.sleep(60.0)
-    assert max(after - before for before, after in pairwise(service.made)) <= 10.5
+    assert farthest(service.made) <= 10.5
     assert sum(when > 100.0 for when in service.made) > 100
 
 
 @in_virtual_time
 async def test_under_the_profile_rate_a_wait_is_longer_not_poorer() -> None:
     """A tight rate alone ends nobody's wait before its last query."""
-
     service = Service(undecided=True)
-    profile = attrs.evolve(PROFILE, queries_per_minute=6.0)
-    async with tracking(service, profile=profile) as tracker:
-        _, took = await waits_of(tracker, 20, bound=2000.0)
-        assert took > BOUND
+    async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=6.0)) as tracker:
+        await waited(await pushed(tracker, 20), bound=2000.0)
+        assert now() > BOUND
     late = [name for when, name in service.queries if when > 300.0]
     assert min(late.count(f"order-{number}") for number in range(20)) == 7
 
@@ -199,7 +179,6 @@ async def test_under_the_profile_rate_a_wait_is_longer_not_poorer() -> None:
 @in_virtual_time
 async def test_a_status_source_that_never_answers_ends_its_wait(stubborn: bool) -> None:
     """Its query ends at the total time-out, also where it does not let itself be cancelled."""
-
     closing = False
 
     async def status(reference: payclient.TransactionRef) -> payclient.StatusReport | None:
@@ -212,11 +191,9 @@ async def test_a_status_source_that_never_answers_ends_its_wait(stubborn: bool) 
 
     async with tracking(Service(), status=status) as tracker:
         pending = await tracker.sale(push("order-1"))
-        began = now()
         assert (await pending.check()).paid is None
-        assert now() - began <= 31.0
-        outcomes, _ = await waits_of(tracker, 1)
-        assert [outcome.paid for outcome in outcomes] == [None]
+        assert now() <= 31.5
+        assert [outcome.paid for outcome in await waited([pending])] == [None]
     closing = True
 
 
@@ -234,13 +211,11 @@ async def test_a_status_source_that_hangs_for_some_holds_nobody_else_up() -> Non
         )
 
     async with tracking(Service(), status=status) as tracker:
-        hanging = [await tracker.sale(push(f"hangs-{number}")) for number in range(32)]
+        hanging = await pushed(tracker, 32, "hangs")
         await asyncio.gather(*(pending.check() for pending in hanging), return_exceptions=True)
-        outcomes, took = await waits_of(tracker, 10)
+        outcomes = await waited(await pushed(tracker, 10), bound=60.0)
         assert {outcome.paid for outcome in outcomes} == {True}
-        assert took <= 60.0
-        await asyncio.gather(*(pending.wait() for pending in hanging))
-        assert now() <= BOUND + 60.0
+        await waited(hanging)
     assert asked.count("hangs-0") <= 25
 
 
@@ -259,8 +234,7 @@ async def test_whatever_a_status_source_raises_is_a_failure(
     async with tracking(Service(), status=status, schedule=payclient.Fixed(1.0)) as tracker:
         pending = await tracker.sale(push("order-1"))
         assert (await pending.check()).paid is None
-        assert (await pending.wait()).paid is None
-        assert now() <= BOUND
+        assert (await waited([pending]))[0].paid is None
     assert sum(when < 300.0 for when in asked) <= 20
     assert len([each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]) <= 3
 
@@ -268,7 +242,7 @@ async def test_whatever_a_status_source_raises_is_a_failure(
 @in_virtual_time
 async def test_a_service_that_sheds_does_not_keep_absence_from_being_proven() -> None:
     """After a restart a wait for an unknown sale goes on to the proof, though one query in eight is shed for ever."""
-    queries = itertools.count()
+    queries, ledger = itertools.count(), MemoryLedger()
 
     async def loses(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
@@ -277,17 +251,12 @@ async def test_a_service_that_sheds_does_not_keep_absence_from_being_proven() ->
             raise ConnectionResetError
         return limited("1") if next(queries) % 8 == 0 else MISSING
 
-    ledger = MemoryLedger()
     async with tracking(Service(), ledger=ledger, transport=loses) as tracker:
-        pending = await tracker.sale(push("order-1"))
-        assert pending.state is payclient.State.UNKNOWN
+        assert (await tracker.sale(push("order-1"))).state is payclient.State.UNKNOWN
     await asyncio.sleep(400)
     async with tracking(Service(), ledger=ledger, transport=loses) as tracker:
-        found = await pending_of(tracker, "order-1")
-        began = now()
-        outcome = await found.wait()
+        (outcome,) = await waited([await pending_of(tracker, "order-1")])
         assert (outcome.state, outcome.evidence) == ("refused", "absent")
-        assert now() - began <= BOUND
 
 
 #: What a query may come to; the last is the truth.
@@ -296,48 +265,33 @@ BEHAVIOURS = [
     "unmapped", "not found", "another's", "truth",
 ]  # fmt: skip
 
+#: What some of them answer.
+ANSWERS = {
+    "401": HttpResponse(401, {}, b'{"message": "no"}'), "500": HttpResponse(500, {}, b"{}"),
+    "503": HttpResponse(503, {}, b"{}"), "html": HttpResponse(200, {}, b"<html>busy</html>"),
+    "empty": HttpResponse(200, {}, b""), "not found": MISSING,
+    "unmapped": HttpResponse(200, {}, b'{"transactionId": 1, "state": "Pondering"}'),
+    "another's": HttpResponse(
+        200, {}, b'{"transactionId": 999999, "clientTransactionId": "x", "state": "Aceptado"}'
+    ),
+}  # fmt: skip
+
 
 async def misbehave(what: str) -> HttpResponse | None:
     """Answer as told; None is the truth."""
     await asyncio.sleep(0.05)
-    match what.split():
-        case ["429", *after]:
-            return limited(after[0] if after else None)
-        case ["401"]:
-            return HttpResponse(401, {}, b'{"message": "no"}')
-        case ["500" | "503"]:
-            return HttpResponse(int(what), {}, b"{}")
-        case ["html"]:
-            return HttpResponse(200, {}, b"<html>busy</html>")
-        case ["empty"]:
-            return HttpResponse(200, {}, b"")
-        case ["hangs"]:
-            await asyncio.sleep(3600.0)
-        case ["resets"]:
-            raise ConnectionResetError
-        case ["slow"]:
-            await asyncio.sleep(20.0)
-        case ["unmapped"]:
-            return HttpResponse(200, {}, b'{"transactionId": 1, "state": "Pondering"}')
-        case ["not", "found"]:
-            return MISSING
-        case ["another's"]:
-            return HttpResponse(
-                200, {}, b'{"transactionId": 999999, "clientTransactionId": "x", "state": "Aceptado"}'
-            )
-    return None
+    if what.startswith("429"):
+        return limited(what.partition(" ")[2] or None)
+    if what == "resets":
+        raise ConnectionResetError
+    await asyncio.sleep({"hangs": 3600.0, "slow": 20.0}.get(what, 0.0))
+    return ANSWERS.get(what)
 
 
 @in_virtual_time
 async def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
-    number = 0
-
-    async def trouble() -> HttpResponse | None:
-        nonlocal number
-        number += 1
-        return await misbehave(behaviours[number % len(behaviours)])
-
-    service = Service(trouble)
+    behaving = itertools.cycle([*behaviours[1:], behaviours[0]])
+    service = Service(lambda: misbehave(next(behaving)))
 
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         answer = await service(request, before_send)
@@ -346,11 +300,8 @@ async def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
         return answer
 
     async with tracking(service, transport=transport) as tracker:
-        began = now()
-        pendings = [await tracker.sale(push(f"order-{each}")) for each in range(count)]
-        async with asyncio.timeout(100 * BOUND):
-            outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-        assert now() - began <= BOUND, f"the last wait took {now() - began:.0f} s"
+        outcomes = await waited(await pushed(tracker, count))
+        assert now() <= BOUND
     for outcome in outcomes:
         if outcome.paid is not None and outcome.evidence is not Evidence.ABSENT:
             assert outcome.paid is (service.truth[outcome.client_transaction_id][1] == "Aceptado")
@@ -368,48 +319,37 @@ def test_every_wait_ends_whatever_the_service_always_does(behaviour: str) -> Non
     check([behaviour], 40, lost=True)
 
 
-def test_a_sale_whose_own_queries_fail_ends_its_wait() -> None:
+@in_virtual_time
+async def test_a_sale_whose_own_queries_fail_ends_its_wait() -> None:
     """However well the queries of all others are answered: what nobody knows is None."""
+    service = Service()
 
-    async def main() -> None:
-        service = Service()
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        poisoned = b"poisoned" in request.body or "poisoned" in request.path
+        if poisoned and request.method == "GET":
+            return HttpResponse(500, {}, b"{}")
+        answer = await service(request, before_send)
+        if poisoned:
+            raise ConnectionResetError
+        return answer
 
-        async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-            poisoned = b"poisoned" in request.body or "poisoned" in request.path
-            if poisoned and request.method == "GET":
-                return HttpResponse(500, {}, b"{}")
-            answer = await service(request, before_send)
-            if poisoned:
-                raise ConnectionResetError
-            return answer
-
-        async with tracking(service, transport=transport) as tracker:
-            pending = await tracker.sale(push("poisoned"))
-            waiting, began = asyncio.create_task(pending.wait()), now()
-            others = 0
-            while not waiting.done() and now() < began + 2 * BOUND:
-                await tracker.sale(push(f"order-{others}"))
-                others += 1
-                await asyncio.wait({waiting}, timeout=4.0)
-            assert waiting.done()
-            assert now() - began <= BOUND
-            assert (await waiting).paid is None
-
-    in_virtual_time(main)
+    async with tracking(service, transport=transport) as tracker:
+        pending = await tracker.sale(push("poisoned"))
+        waiting = asyncio.create_task(waited([pending]))
+        others = itertools.count()
+        while not waiting.done() and now() < 2 * BOUND:
+            await tracker.sale(push(f"order-{next(others)}"))
+            await asyncio.wait({waiting}, timeout=4.0)
+        assert waiting.done()
+        assert (await waiting)[0].paid is None
 
 
 @in_virtual_time
 async def test_a_wait_beside_the_process_that_asks_ends_with_its_last_query() -> None:
     """What is never decided: who waits in another process learns of the last query as it is written."""
-
-    service, first = Service(undecided=True), SharedLedger()
-    async with (
-        tracking(service, ledger=first) as one,
-        tracking(service, ledger=SharedLedger(first)) as other,
-    ):
+    async with two_processes(Service(undecided=True)) as (one, other):
         pending = await one.sale(push("order-1"))
-        found = await pending_of(other, "order-1")
-        beside = asyncio.create_task(found.wait())
+        beside = asyncio.create_task((await pending_of(other, "order-1")).wait())
         assert (await pending.wait()).paid is None
         async with asyncio.timeout(1.0):
             outcome = await beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -12,12 +13,11 @@ import pytest
 
 import crowd
 import payclient
-from crowd import Crowd, hint, in_virtual_time, now, push
+from crowd import Crowd, Service, hint, in_virtual_time, now, push, pushed, waited
 from crowd import tracking as crowding
-from fake_service import PROFILE, FakeService, form, pending_of, record_in, sale, tracking
-from payclient.events import Event, FoundAccepted
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
+from fake_ledgers import HookedLedger
+from fake_service import PROFILE, FakeService, error_of, form, pending_of, record_in, sale, selling
+from payclient.events import FoundAccepted
 from payclient.schedule import phase
 from payclient.tracking import poller
 from payclient.tracking.poller import EXPIRIES_AT_ONCE
@@ -37,18 +37,16 @@ async def test_notifications_that_die_are_survived() -> None:
     """They thin the queries; when they stop, the delay is that of polling alone within 50 sales."""
     alive, dead, later = 120, 50, 130
     delays: dict[int, float] = {}
-    queries: dict[int, int] = {}
     service = Crowd(3, faults=False)
     async with crowding(service) as tracker:
-        service.answered = lambda number, identifier: (
-            asyncio.ensure_future(
-                tracker.notify(
-                    payclient.Notification(transaction_id=number, client_transaction_id=identifier)
-                )
-            )
-            if number <= alive
-            else None
-        )
+
+        def notify(number: int, identifier: str) -> None:
+            if number <= alive:
+                said = payclient.Notification(transaction_id=number, client_transaction_id=identifier)
+                notifying.add(asyncio.ensure_future(tracker.notify(said)))
+
+        notifying: set[asyncio.Future[payclient.Receipt]] = set()
+        service.answered = notify
 
         async def one(number: int) -> None:
             await asyncio.sleep(4.0 * number)
@@ -56,11 +54,11 @@ async def test_notifications_that_die_are_survived() -> None:
             outcome = await pending.wait()
             if outcome.paid is not None and pending.remaining > 0:
                 delays[number] = now() - service.truth[f"order-{number}"][0]
-            queries[number] = sum(name == f"order-{number}" for _, name in service.queries)
 
         await asyncio.gather(*(one(number) for number in range(alive + dead + later)))
-    assert mean(queries[number] for number in range(50, alive)) < 7
-    assert mean(queries[number] for number in range(alive + dead, alive + dead + later)) > 20
+    queries = Counter(name for _, name in service.queries)
+    assert mean(queries[f"order-{number}"] for number in range(50, alive)) < 7
+    assert mean(queries[f"order-{number}"] for number in range(alive + dead, alive + dead + later)) > 20
     assert 0.7 < mean(delay for number, delay in delays.items() if number >= alive + dead) < 1.2
 
 
@@ -69,15 +67,14 @@ async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None
     """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
     service = Crowd(5, faults=False)
     async with crowding(service, profile=attrs.evolve(crowd.PROFILE, queries_per_minute=30.0)) as tracker:
-        pendings = [await tracker.sale(push(f"order-{number}")) for number in range(60)]
+        pendings = await pushed(tracker, 60)
         await asyncio.sleep(20.0)
         one, began = pendings[40], now()
         service.truth["order-40"] = (began, "Aceptado")
         await tracker.notify(hint(one))
         assert (await one.wait()).paid is True
         assert now() - began < 4.5
-        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-        assert None not in {outcome.paid for outcome in outcomes}
+        assert None not in {outcome.paid for outcome in await waited(pendings, 10_000)}
     times = [when for when, _ in service.queries]
     assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
     assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
@@ -86,13 +83,11 @@ async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None
 @in_virtual_time
 async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
     """However many come at once, and whether others came before: half a gap to one and a half after the permit."""
-
-    service = Crowd(1, faults=False)
+    service = Service(undecided=True)
     async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
         permits: dict[str, float] = {}
         for number in range(400):
             permits[f"order-{number}"] = now()
-            service.truth[f"order-{number}"] = (1e9, "Aceptado")
             await tracker.sale(push(f"order-{number}"))
             if number % 40 == 0:
                 await asyncio.sleep(1.3)
@@ -109,11 +104,9 @@ async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
 async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due is looked at while they are planned, however many there are."""
     monkeypatch.setattr(poller, "PER_TURN", 3)
-
-    service = Crowd(1, faults=False)
+    service = Service(undecided=True)
     async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
         await tracker.sale(push("order-1"))
-        service.truth["order-1"] = (1e9, "Aceptado")
         await asyncio.sleep(3.0)
         await asyncio.gather(*(tracker.sale(push(f"new-{number}")) for number in range(200)))
         before = len(service.queries)
@@ -121,29 +114,36 @@ async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.M
         assert "order-1" in [name for _, name in service.queries[before:]]
 
 
-async def test_an_expiry_is_noted_before_the_first_query() -> None:
+async def test_an_expiry_is_noted_before_the_first_query(service: FakeService) -> None:
     """What lives a shorter time than new sales usually wait expires when it does."""
-    service, profile = FakeService(), attrs.evolve(PROFILE, form_window=60)
-    async with tracking(service, profile=profile, schedule=payclient.Fixed(1000.0)) as tracker:
-        await tracker.sale(sale("order-1"))
+    profile = attrs.evolve(PROFILE, form_window=60)
+    async with selling(service, profile=profile, schedule=payclient.Fixed(1000.0)) as (tracker, _):
         await tracker.prepare(form("short"))
         await service.clock.advance(121.0)  # a link may be loaded as late as it is handed out
         assert (await pending_of(tracker, "short")).state is State.EXPIRED
 
 
+class Odd:
+    """A schedule of these gaps, which fails then."""
+
+    def __init__(self, *gaps: Any) -> None:
+        self.gaps = iter(gaps)
+
+    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+        return next(self.gaps, None) or 1 / 0
+
+
 @in_virtual_time
 async def test_a_schedule_may_change() -> None:
-    @attrs.define
     class Changing:
-        seconds: float
+        seconds = 100.0
 
         def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
             return self.seconds * part
 
-    service, schedule = Crowd(1, faults=False), Changing(100.0)
+    service, schedule = Service(undecided=True), Changing()
     async with crowding(service, schedule=schedule) as tracker:
         schedule.seconds = 2.0
-        service.truth["order-1"] = (1e9, "Aceptado")
         await tracker.sale(push("order-1"))
         await asyncio.sleep(4.0)
         assert service.queries
@@ -152,11 +152,9 @@ async def test_a_schedule_may_change() -> None:
 @in_virtual_time
 async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
     """By the routine, a notification, and those who check, all together; the chase after a notification aside."""
-
-    service = Crowd(1, faults=False)
+    service = Service(undecided=True)
     async with crowding(service, schedule=payclient.Fixed(0.01)) as tracker:
         pending = await tracker.sale(push("order-1"))
-        service.truth["order-1"] = (1e9, "Aceptado")
         for _ in range(100):
             await asyncio.sleep(0.1)
             await pending.check()
@@ -168,14 +166,6 @@ async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
 @in_virtual_time
 async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
-
-    class Odd:
-        def __init__(self, *answers: Any) -> None:
-            self.answers = iter(answers)
-
-        def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-            return next(self.answers, None) or 1 / 0
-
     for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd()):
         async with crowding(Crowd(1, faults=False), schedule=odd) as tracker:
             pending = await tracker.sale(push("order-1"))
@@ -189,44 +179,36 @@ async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
     """All are written, in any order, and never more at once than the loop can bear."""
     writing, most = 0, 0
 
-    class Slow(MemoryLedger):
-        async def apply(self, record: Record, event: Event) -> Record:
-            nonlocal writing, most
-            writing, most = writing + 1, max(most, writing + 1)
-            await asyncio.sleep(0.01)
-            writing -= 1
-            return await super().apply(record, event)
+    async def slowly() -> None:
+        nonlocal writing, most
+        writing, most = writing + 1, max(most, writing + 1)
+        await asyncio.sleep(0.01)
+        writing -= 1
 
-    service = Crowd(1, faults=False)
-    async with crowding(service, ledger=Slow(), profile=payclient.DOCUMENT) as tracker:
+    slow = HookedLedger(before={"Expired": slowly})
+    async with crowding(Service(), ledger=slow, profile=payclient.DOCUMENT) as tracker:
         pendings = await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in range(700)))
-        most = 0
-        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+        outcomes = await waited(pendings)
     assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
     assert most == EXPIRIES_AT_ONCE
 
 
-async def test_a_changed_sale_is_reread() -> None:
+async def test_a_changed_sale_is_reread(service: FakeService) -> None:
     """Decided elsewhere: the driver takes the ledger's word at its next event, and whoever waits hears it."""
-    service, ledger = FakeService(), MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         wait = asyncio.create_task(pending.wait())
         await asyncio.sleep(0)
-        record = await record_in(ledger)
-        await ledger.apply(record, FoundAccepted(at=service.clock.time(), transaction_id=1000))
+        found = FoundAccepted(at=service.clock.time(), transaction_id=1000)
+        await service.ledger.apply(await record_in(service.ledger), found)
         await service.clock.advance(302)
         assert (await wait).paid is True
         assert tracker.open_sales() == []
 
 
-async def test_the_same_request_again_long_after_is_the_same_sale() -> None:
+async def test_the_same_request_again_long_after_is_the_same_sale(service: FakeService) -> None:
     """Its digest is let go of with the first query; the ledger still has it, and tells another content."""
-    service = FakeService()
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
+    async with selling(service) as (tracker, _):
         await service.clock.advance(60)
         assert (await tracker.sale(sale())).transaction_id == 1000
-        with pytest.raises(payclient.DifferentRequestError):
-            await tracker.sale(sale(tax=151))
+        await error_of(payclient.DifferentRequestError, tracker.sale(sale(tax=151)))
     assert service.posted == {"order-17": 1}

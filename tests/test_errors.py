@@ -72,46 +72,30 @@ def drawn_tree() -> dict[str, str | None]:
 
 
 def test_the_tree_drawn_in_the_docstring_is_the_real_one() -> None:
-    """Names and parents of the drawing equal those of the classes."""
+    """Names and parents of the drawing equal those of the classes; a second base, such as TimeoutError, is said."""
     real = {
         kind.__name__: next((base.__name__ for base in kind.__bases__ if issubclass(base, PayError)), None)
         for kind in every_error()
     }
     assert drawn_tree() == real
-
-
-def test_the_drawing_says_also_a_of_each_second_base() -> None:
-    """Whoever catches RuntimeError or TimeoutError gets ours as well, and the drawing says so."""
-    assert errors.__doc__ is not None
+    assert sorted(errors.__all__) == sorted([*real, "ErrorDetail"])
     for kind in every_error():
         for base in kind.__bases__:
             if not issubclass(base, PayError) and base is not Exception:
-                assert re.search(rf"{kind.__name__} +also a {base.__name__}", errors.__doc__)
-
-
-def test_all_names_every_error() -> None:
-    assert sorted(errors.__all__) == sorted([kind.__name__ for kind in every_error()] + ["ErrorDetail"])
+                assert re.search(rf"{kind.__name__} +also a {base.__name__}", errors.__doc__ or "")
 
 
 @pytest.mark.parametrize("clone", [pickled, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", list(every_error()))
 def test_everything_survives_pickling_and_copying(kind: type[PayError], clone: Any) -> None:
-    """A clone has the class, the text and every attribute of the original."""
-    error = filled(kind)
-    twin = clone(error)
-    assert type(twin) is kind
-    assert vars(twin) == vars(error)
-    assert (str(twin), twin.args) == (str(error), error.args)
-    assert vars(error)["client_transaction_id"] == "order-17"
-
-
-@pytest.mark.parametrize("kind", list(every_error()))
-def test_every_error_can_be_made_with_nothing(kind: type[PayError]) -> None:
-    """No class demands an argument, and what is not known is None."""
-    error = kind()
-    assert error.client_transaction_id is None
-    assert isinstance(str(error), str)
-    assert vars(pickled(error)) == vars(error)
+    """A clone has the class, the text and every attribute; no class demands an argument, what is not known is None."""
+    for error in (filled(kind), kind()):
+        twin = clone(error)
+        assert type(twin) is kind
+        assert vars(twin) == vars(error)
+        assert (str(twin), twin.args) == (str(error), error.args)
+    assert filled(kind).client_transaction_id == "order-17"
+    assert kind().client_transaction_id is None
 
 
 def test_may_i_send_again() -> None:
@@ -124,33 +108,19 @@ def test_may_i_send_again() -> None:
     assert issubclass(UnauthorizedError, RefusedError)
 
 
-@pytest.mark.parametrize(
-    ("detail", "text"),
-    [
-        (ErrorDetail("no se pudo"), "no se pudo"),
-        (AMOUNT, "Amount: is not the sum; is negative"),
-        (ErrorDetail("", 0, ("is empty",)), "is empty"),
-        (ErrorDetail(""), ""),
-    ],
-)
-def test_an_entry_says_its_message_and_descriptions(detail: ErrorDetail, text: str) -> None:
-    """An entry about a field names the field and what is wrong with it (§7.5)."""
-    assert detail.user_message() == text
-
-
 def test_the_user_sees_the_specific_messages() -> None:
-    """§7.1: the messages of `errors`, not the general one."""
+    """§7.1: the messages of `errors`, each with its field and what is wrong (§7.5); the general one if none."""
+    shown = {
+        ErrorDetail("no se pudo"): "no se pudo", AMOUNT: "Amount: is not the sum; is negative",
+        ErrorDetail("", 0, ("is empty",)): "is empty", ErrorDetail(""): "",
+    }  # fmt: skip
+    assert {detail: detail.user_message() for detail in shown} == shown
     error = NotCreatedError("general", error_code=22, errors=[BUSY, ErrorDetail("otro")])
     assert error.user_messages == (BUSY.message, "otro")
     assert str(error) == f"[22] {BUSY.message}; otro"
-
-
-@pytest.mark.parametrize("details", [(), (ErrorDetail(""), ErrorDetail("", 2061))])
-def test_the_general_message_stands_in_where_there_is_no_other(details: tuple[ErrorDetail, ...]) -> None:
-    """A blank entry is nothing to show: then, and only then, the general message is."""
-    error = RefusedError("general", errors=details)
-    assert error.user_messages == ("general",)
-    assert str(error) == "general"
+    for details in ((), (ErrorDetail(""), ErrorDetail("", 2061))):
+        general = RefusedError("general", errors=details)
+        assert (general.user_messages, str(general)) == (("general",), "general")
 
 
 def test_fields_gathers_descriptions_by_field() -> None:

@@ -26,7 +26,7 @@ from payclient.models import (
     StatusReport,
     derive_id,
 )
-from payclient.validation import id_fault, to_service
+from payclient.validation import from_service, id_fault, to_service
 
 CANARY = "Canary"
 
@@ -88,29 +88,16 @@ def test_the_sum_rule(model: type, base: dict[str, Any], parts: dict[str, int], 
 
 
 @BOTH
-def test_a_wrong_sum_says_by_how_much(model: type, base: dict[str, Any]) -> None:
-    """§7.6: reported on the field Amount, with the difference."""
-    assert faults_of(model, **base, amount=16) == {
-        "Amount": ("must be the sum of its parts, and is 1 cent more than that",)
-    }
-    assert faults_of(model, **base, amount=10) == {
-        "Amount": ("must be the sum of its parts, and is 5 cents less than that",)
-    }
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["amount", *COMPONENTS])
-def test_what_is_no_cents_is_refused(model: type, base: dict[str, Any], name: str) -> None:
-    """An amount is an int of cents, not negative, not without bound (§1)."""
-    spelled = "Amount" if name == "amount" else to_service(name)
+def test_what_is_no_cents_is_refused(model: type, base: dict[str, Any]) -> None:
+    """An amount is an int of cents, not negative, not without bound (§1); a wrong sum says by how much (§7.6)."""
     wrong: list[Any] = [True, False, 1.0, "100", Decimal(1), -1, 10**19, float("nan"), [], b"1"]
-    for value in wrong:
-        assert "cents" in faults_of(model, **base | {name: value})[spelled][0], value
-
-
-@BOTH
-def test_the_sum_is_an_amount_too(model: type, base: dict[str, Any]) -> None:
-    """Parts that are amounts can add up to one that is none; nothing to pay is one: there is no smallest (§8)."""
+    for name in ("amount", *COMPONENTS):
+        spelled = "Amount" if name == "amount" else to_service(name)
+        for value in wrong:
+            assert "cents" in faults_of(model, **base | {name: value})[spelled][0], value
+    assert "1 cent more" in faults_of(model, **base, amount=16)["Amount"][0]
+    assert "5 cents less" in faults_of(model, **base, amount=10)["Amount"][0]
+    # Parts that are amounts can add up to one that is none; nothing to pay is one: there is no smallest (§8).
     assert set(faults_of(model, **base | {"tax": MAX_CENTS, "tip": MAX_CENTS})) == {"Amount"}
     assert model(**base | {"tax": 0}).amount == 0
 
@@ -118,46 +105,42 @@ def test_the_sum_is_an_amount_too(model: type, base: dict[str, Any]) -> None:
 # --- Every other bad value
 
 
-TEXTS: list[tuple[Any, str]] = [
-    (5, "must be a text; int was given"),
-    (True, "must be a text; bool was given"),
-    (b"x", "must be a text; bytes was given"),
-    (["x"], "must be a text; list was given"),
-    ("x" * 1_000_000, "must be at most 4,096 characters"),
-    ("a\x00b", "must have no control characters or lone surrogates"),
-    ("a\nb", "must have no control characters or lone surrogates"),
-    ("a\x7fb", "must have no control characters or lone surrogates"),
-    ("a\x85b", "must have no control characters or lone surrogates"),
-    ("a\ud800b", "must have no control characters or lone surrogates"),
-]
-
-SALE_TEXTS = [
-    "phone_number", "country_code", "currency", "client_transaction_id", "store_id", "reference", "response_url", "lat",
-    "lng", "client_user_id", "optional_parameter1", "optional_parameter2", "optional_parameter3", "nick_name",
-]  # fmt: skip
-PREPARE_TEXTS = [
-    "currency", "client_transaction_id", "store_id", "response_url", "reference", "phone_number", "email",
-    "document_id", "cancellation_url", "optional_parameter", "lat", "lng",
-]  # fmt: skip
+#: What no text field takes, and why.
+TEXTS: dict[Any, str] = {
+    5: "must be a text; int was given", True: "must be a text; bool was given", b"x": "must be a text; bytes was given",
+    ("x",): "must be a text; tuple was given", "x" * 1_000_000: "must be at most 4,096 characters",
+    **dict.fromkeys(["a\x00b", "a\nb", "a\x7fb", "a\x85b", "a\ud800b"],
+                    "must have no control characters or lone surrogates"),
+}  # fmt: skip
 
 
-def text_fields() -> list[tuple[type, dict[str, Any], str]]:
-    fields: list[tuple[type, dict[str, Any], str]] = []
-    fields += [(SaleRequest, SALE, name) for name in SALE_TEXTS]
-    fields += [(PrepareRequest, PREPARE, name) for name in PREPARE_TEXTS]
-    fields += [(BillTo, {}, field.name) for field in attrs.fields(BillTo) if field.name != "bill_to_id"]
-    fields += [(LineItem, {}, name) for name in ("product_name", "product_sku", "product_description")]
-    return fields
-
-
-@pytest.mark.parametrize(("model", "base", "name"), text_fields())
-def test_no_text_field_takes_what_no_service_could(model: type, base: dict[str, Any], name: str) -> None:
-    """Another type, control characters, lone surrogates and a megabyte are refused in every text field."""
-    for value, description in TEXTS:
-        assert description in faults_of(model, **base | {name: value})[to_service(name)]
+@pytest.mark.parametrize(
+    ("model", "base", "count"),
+    [(SaleRequest, SALE, 14), (PrepareRequest, PREPARE, 12), (BillTo, {}, 12), (LineItem, {}, 3)],
+)  # fmt: skip
+def test_no_text_field_takes_what_no_service_could(model: type, base: dict[str, Any], count: int) -> None:
+    """Another type, control characters, lone surrogates and a megabyte; and no error repeats a person's data."""
+    names = [field.name for field in attrs.fields(model) if str(field.type).startswith("str")]
+    assert len(names) == count
+    for name in names:
+        for value, description in TEXTS.items():
+            assert description in faults_of(model, **base | {name: value})[to_service(name)]
+    forms = dict.fromkeys(
+        {"country_code", "lat", "response_url", "time_zone", "order", "language", "tax"}, CANARY
+    )
+    for wrong in (dict.fromkeys(names, f"{CANARY}\x00"), forms):
+        fields = {name: value for name, value in wrong.items() if name in attrs.fields_dict(model)}
+        if fields:
+            with pytest.raises(InvalidRequestError) as caught:
+                model(**base | fields)
+            assert CANARY not in str(caught.value) + repr(caught.value) + repr(vars(caught.value))
 
 
 NO_ITEMS: list[Any] = [None, 5, "ab", [{}], [LineItem(), None], [BillTo()], LineItem()]
+
+
+# --- Every other bad value
+
 
 #: A model, what it is valid with, a field, its bad values, and the service's name of the field.
 BAD: list[tuple[type, dict[str, Any], str, list[Any], str]] = [
@@ -253,32 +236,6 @@ def test_all_faults_at_once() -> None:
 # --- Nothing private
 
 
-def test_no_fault_shows_a_persons_data() -> None:
-    """Whatever is wrong with a person's data, its characters or its form, the error does not repeat it."""
-    sale: dict[str, Any] = dict.fromkeys(SALE_TEXTS, f"{CANARY}\x00")
-    prepare: dict[str, Any] = dict.fromkeys(PREPARE_TEXTS, f"{CANARY}\x00") | {"language": CANARY}
-    person: dict[str, Any] = {field.name: f"{CANARY}\x00" for field in attrs.fields(BillTo)}
-    item: dict[str, Any] = {field.name: f"{CANARY}\x00" for field in attrs.fields(LineItem)}
-    formed = (
-        "phone_number",
-        "country_code",
-        "lat",
-        "response_url",
-        "currency",
-        "time_zone",
-        "order",
-        "by_nick_name",
-        "tax",
-    )
-    for model, fields in (
-        (SaleRequest, sale), (PrepareRequest, prepare), (BillTo, person), (LineItem, item),
-        (SaleRequest, SALE | dict.fromkeys(formed, CANARY)),
-    ):  # fmt: skip
-        with pytest.raises(InvalidRequestError) as caught:
-            model(**fields)
-        assert CANARY not in str(caught.value) + repr(caught.value) + repr(vars(caught.value))
-
-
 @BOTH
 def test_a_sane_id_goes_with_the_error(model: type, base: dict[str, Any]) -> None:
     """The merchant finds the row at fault by its id; an id that is no id is left out."""
@@ -288,17 +245,14 @@ def test_a_sane_id_goes_with_the_error(model: type, base: dict[str, Any]) -> Non
         assert caught.value.client_transaction_id == kept
 
 
-def bill_to() -> BillTo:
-    return BillTo(
+def every_model() -> list[Any]:
+    """One of each, with a canary in all that is private."""
+    bill_to = BillTo(
         bill_to_id=12, country="EC", phone_number="+593999999999",
         address1=CANARY, address2=CANARY, state=CANARY, locality=CANARY, first_name=CANARY, last_name=CANARY,
         email=CANARY, postal_code=CANARY, customer_id=CANARY, ip_address=CANARY,
     )  # fmt: skip
-
-
-def every_model() -> list[Any]:
-    """One of each, with a canary in all that is private."""
-    order = Order(bill_to=bill_to(), line_items=(LineItem(product_name="Producto"),))
+    order = Order(bill_to=bill_to, line_items=(LineItem(product_name="Producto"),))
     links = FormLinks({"payWithCard": f"https://pay.example/{CANARY}"})
     url = f"https://shop.example/{CANARY}"
     return [
@@ -312,7 +266,7 @@ def every_model() -> list[Any]:
             phone_number="+593999999999", email=CANARY, document_id=CANARY, optional_parameter=CANARY, order=order,
             lat="12.345678", lng="87.654321",
         ),
-        order, bill_to(), LineItem(product_name="Producto"),
+        order, bill_to, LineItem(product_name="Producto"),
         SaleResult(transaction_id=5, raw={"x": CANARY}),
         PrepareResult(payment_id="p", links=links, raw={"x": CANARY}, wallet_link_field="payWithX"),
         links,
@@ -322,17 +276,15 @@ def every_model() -> list[Any]:
 
 
 @pytest.mark.parametrize("model", every_model(), ids=lambda model: type(model).__name__)
-def test_no_repr_shows_a_persons_data_or_a_link(model: Any) -> None:
-    """What is logged by accident says nothing of a person."""
+def test_models_are_frozen_slotted_keyword_only_values(model: Any) -> None:
+    """None can be changed or given a stray attribute, each equals its copy, and pickles unless it holds form links.
+
+    What is logged by accident says nothing of a person.
+    """
+    kind = type(model)
     for text in (repr(model), str(model), f"{[model]}"):
         for secret in (CANARY, "999999999", "12.345678", "87.654321"):
             assert secret not in text
-
-
-@pytest.mark.parametrize("model", every_model(), ids=lambda model: type(model).__name__)
-def test_models_are_frozen_slotted_keyword_only_values(model: Any) -> None:
-    """None can be changed or given a stray attribute, each equals its copy, and pickles unless it holds form links."""
-    kind = type(model)
     assert not hasattr(model, "__dict__")
     for field in attrs.fields(kind):
         assert field.kw_only or kind is FormLinks
@@ -398,9 +350,7 @@ def test_the_quick_check_agrees_with_the_exact_one(model: type, base: dict[str, 
 
 @given(_mutated({"bill_to": None, "line_items": None}))
 def test_an_order_is_made_or_refused(changes: dict[str, Any]) -> None:
-    """Nor does an order."""
-    faults = faults_of(Order, **changes)
-    assert set(faults) <= {"billTo", "lineItems"}
+    assert set(faults_of(Order, **changes)) <= {"billTo", "lineItems"}
 
 
 # --- Results
@@ -434,13 +384,9 @@ def test_links_are_read_by_their_names() -> None:
 
 
 def test_a_derived_id_is_the_same_in_every_run() -> None:
-    """Two that are written down here must never change: a re-run finds its charges by them."""
+    """Short and printable; two that are written down here must never change: a re-run finds its charges by them."""
     assert derive_id("orders", 17) == "9e325497ee1ffad211233cc9c6"
     assert derive_id("matrícula-2026") == "8f48328acdeb1d77608b4d1bfc"
-
-
-def test_a_derived_id_is_a_client_transaction_id() -> None:
-    """Short, printable, and nothing of its keys is in it."""
     identifier = derive_id("ana@example.com", "0984111222")
     assert len(identifier) == 26
     assert identifier.isascii()
@@ -457,12 +403,61 @@ KEYS = st.lists(PLAIN | st.integers(-99, 99), min_size=1, max_size=4)
 @example([1], ["1"])
 @example(["str:1:a"], ["a"])
 def test_different_keys_derive_different_ids(one: list[str | int], other: list[str | int]) -> None:
-    """Neither the borders between keys nor their types are lost."""
+    """Neither the borders between keys nor their types are lost; whatever has no single spelling is no key."""
     assert (derive_id(*one) == derive_id(*other)) == (one == other)
+    wrong: list[Any] = [(), (True,), (1.0,), (None,), (b"a",), ("a", Decimal(1))]
+    for keys in wrong:
+        with pytest.raises(TypeError, match=r"one or more texts or ints"):
+            derive_id(*keys)
 
 
-@pytest.mark.parametrize("keys", [(), (True,), (1.0,), (None,), (b"a",), ("a", Decimal(1))])
-def test_keys_are_texts_or_ints(keys: tuple[Any, ...]) -> None:
-    """Whatever has no single spelling is no key."""
-    with pytest.raises(TypeError, match=r"one or more texts or ints"):
-        derive_id(*keys)
+# --- The one rule of spelling, against the tables of the document
+
+#: §2.2, without the flag, whose name is not shown.
+SALE_FIELDS = """phoneNumber countryCode amount amountWithoutTax amountWithTax tax service tip currency clientTransactionId
+storeId reference responseUrl timeZone lat lng clientUserId optionalParameter1 optionalParameter2
+optionalParameter3 order nickName"""
+
+#: §2.3, without the language parameter, whose name is not shown.
+PREPARE_FIELDS = """amount amountWithoutTax amountWithTax tax service tip currency clientTransactionId storeId reference
+phoneNumber email documentId responseUrl cancellationUrl optionalParameter order timeZone lat lng"""
+
+#: §2.4
+ORDER_FIELDS = "billTo lineItems"
+BILL_TO_FIELDS = """billToId address1 address2 country state locality firstName lastName phoneNumber email postalCode
+customerId ipAddress"""
+LINE_ITEM_FIELDS = "productName unitPrice quantity totalAmount taxAmount productSKU productDescription"
+
+MODELS = [
+    (SaleRequest, SALE_FIELDS, {"by_nick_name"}), (PrepareRequest, PREPARE_FIELDS, {"language"}), (Order, ORDER_FIELDS, set()),
+    (BillTo, BILL_TO_FIELDS, set()), (LineItem, LINE_ITEM_FIELDS, set()), (SaleResult, "transactionId", {"raw"}),
+    (PrepareResult, "paymentId", {"links", "raw", "wallet_link_field"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "table", "ours"), MODELS)
+def test_every_field_is_spelled_as_in_the_document(model: type, table: str, ours: set[str]) -> None:
+    """§2.2 to §2.6: a model has the fields of its table, no more and no less."""
+    assert {to_service(field.name) for field in attrs.fields(model) if field.name not in ours} == set(
+        table.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("productSKU", "product_sku"), ("ResponseUrl", "response_url"),
+        ("clientTransactionID", "client_transaction_id"),
+        ("amount", "amount"), ("optionalParameter1", "optional_parameter1"), ("address2", "address2"),
+    ],
+)  # fmt: skip
+def test_other_spellings_of_the_samples_are_read(theirs: str, ours: str) -> None:
+    """§2.3 and §6 spell some names in other letter cases."""
+    assert from_service(theirs) == ours
+
+
+@given(st.lists(st.from_regex(r"[a-z]{2,8}[0-9]{0,2}", fullmatch=True), min_size=1, max_size=4))
+def test_any_name_of_words_comes_back(words: list[str]) -> None:
+    """The rule loses nothing of a name made of words."""
+    name = "_".join(words)
+    assert from_service(to_service(name)) == name

@@ -414,8 +414,8 @@ def test_different_keys_derive_different_ids(one: list[str | int], other: list[s
 # --- The one rule of spelling, against the tables of the document
 
 #: §2.2, without the flag, whose name is not shown.
-SALE_FIELDS = """phoneNumber countryCode amount amountWithoutTax amountWithTax tax service tip currency clientTransactionId
-storeId reference responseUrl timeZone lat lng clientUserId optionalParameter1 optionalParameter2
+SALE_FIELDS = """phoneNumber countryCode amount amountWithoutTax amountWithTax tax service tip currency
+clientTransactionId storeId reference responseUrl timeZone lat lng clientUserId optionalParameter1 optionalParameter2
 optionalParameter3 order nickName"""
 
 #: §2.3, without the language parameter, whose name is not shown.
@@ -423,15 +423,14 @@ PREPARE_FIELDS = """amount amountWithoutTax amountWithTax tax service tip curren
 phoneNumber email documentId responseUrl cancellationUrl optionalParameter order timeZone lat lng"""
 
 #: §2.4
-ORDER_FIELDS = "billTo lineItems"
 BILL_TO_FIELDS = """billToId address1 address2 country state locality firstName lastName phoneNumber email postalCode
 customerId ipAddress"""
 LINE_ITEM_FIELDS = "productName unitPrice quantity totalAmount taxAmount productSKU productDescription"
 
 MODELS = [
-    (SaleRequest, SALE_FIELDS, {"by_nick_name"}), (PrepareRequest, PREPARE_FIELDS, {"language"}), (Order, ORDER_FIELDS, set()),
-    (BillTo, BILL_TO_FIELDS, set()), (LineItem, LINE_ITEM_FIELDS, set()), (SaleResult, "transactionId", {"raw"}),
-    (PrepareResult, "paymentId", {"links", "raw", "wallet_link_field"}),
+    (SaleRequest, SALE_FIELDS, {"by_nick_name"}), (PrepareRequest, PREPARE_FIELDS, {"language"}),
+    (Order, "billTo lineItems", set()), (BillTo, BILL_TO_FIELDS, set()), (LineItem, LINE_ITEM_FIELDS, set()),
+    (SaleResult, "transactionId", {"raw"}), (PrepareResult, "paymentId", {"links", "raw", "wallet_link_field"}),
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The profile: what a concrete service adds to the document, and every way to get it wrong."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import payclient
+from fake_service import Scripted, answer, refusal
+from payclient.cli.settings import ServiceOptions, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import (
     DOCUMENT,
+    PAYPHONE,
+    PRESETS,
     ConfirmProfile,
     ReturnProfile,
     ServiceProfile,
     StatusProfile,
     UndoProfile,
+    find_profile,
 )
+from payclient.session import PaySession
+from payclient.wire import encode_prepare, encode_sale
 
 COMPLETE = """
 name = "shop"
@@ -168,10 +178,21 @@ def test_document_has_only_what_the_document_shows() -> None:
         "ranges": {}, "phone_shapes": {}, "status": None,
         "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
+    # §3: whoever answers with the document's words needs no map.
+    states = StatusProfile(by_transaction_id="/s/{transaction_id}", state_field="state").states
+    assert states == {"Pendiente": "Pendiente", "Aceptado": "Aceptado", "Cancelado": "Cancelado"}
+    # Absence is proven after twice the window: five minutes and as much for late processing.
+    for window in (1, 2.5, 300, 3600):
+        assert ServiceProfile(sale_window=window).absent_after == 2 * window
+        assert ServiceProfile.parse({"sale_window": window}).absent_after == 2 * window
+        assert ServiceProfile(sale_window=window, absent_after=window).absent_after == window
 
 
 def test_a_complete_file_is_read(tmp_path: Path) -> None:
-    """Every setting has a TOML form."""
+    """Every setting has a TOML form; a new one must be added to the example above."""
+    for kind in (ServiceProfile, StatusProfile, ConfirmProfile, UndoProfile, ReturnProfile):
+        for field in attrs.fields(kind):
+            assert field.name in COMPLETE
     assert ServiceProfile.load(write(tmp_path, COMPLETE)) == ServiceProfile(
         name="shop", base_url="https://pay.example", message_language="es", nick_name_flag="byNickName",
         phone_optional_with_nick_name=True, language_field="lang", wallet_link_field="payWithBrand",
@@ -200,13 +221,6 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_the_complete_file_is_complete() -> None:
-    """A new setting must be added to the example above."""
-    for kind in (ServiceProfile, StatusProfile, ConfirmProfile, UndoProfile, ReturnProfile):
-        for field in attrs.fields(kind):
-            assert field.name in COMPLETE
-
-
 @pytest.mark.parametrize("named", sorted(WRONG.keys() | {name for name, _ in INCOMPLETE}))
 def test_a_bad_setting_is_named(named: str) -> None:
     """Of a file and in Python, where a dict is not quietly taken for a table."""
@@ -216,6 +230,17 @@ def test_a_bad_setting_is_named(named: str) -> None:
             ServiceProfile.parse(settings)
         with pytest.raises(ConfigurationError, match=rf"^profile setting {named.partition('.')[0]}: "):
             ServiceProfile(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"nickname_flag": "x"}, "nickname_flag"), ({"b": 1, "a": 1}, "a, b"),
+     ({"status": STATUS | {"state": 1}}, "status.state")],
+)  # fmt: skip
+def test_an_unknown_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    """A misspelt setting is not quietly left out."""
+    with pytest.raises(ConfigurationError, match=rf"^unknown profile setting {named}$"):
+        ServiceProfile.parse(settings)
 
 
 @given(st.sampled_from([field.name for field in attrs.fields(ServiceProfile)]), st.recursive(
@@ -232,31 +257,6 @@ def test_whatever_a_setting_is_it_is_taken_or_named(name: str, value: object) ->
         assert isinstance(profile, ServiceProfile)
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"nickname_flag": "x"}, "nickname_flag"), ({"b": 1, "a": 1}, "a, b"),
-    ({"status": STATUS | {"state": 1}}, "status.state")],
-)  # fmt: skip
-def test_an_unknown_setting_is_named(settings: dict[str, Any], named: str) -> None:
-    """A misspelt setting is not quietly left out."""
-    with pytest.raises(ConfigurationError, match=rf"^unknown profile setting {named}$"):
-        ServiceProfile.parse(settings)
-
-
-@pytest.mark.parametrize("window", [1, 2.5, 300, 3600])
-def test_absence_is_proven_after_twice_the_sale_window(window: float) -> None:
-    """Five minutes and as much for late processing, whatever the window is."""
-    assert ServiceProfile(sale_window=window).absent_after == 2 * window
-    assert ServiceProfile.parse({"sale_window": window}).absent_after == 2 * window
-    assert ServiceProfile(sale_window=window, absent_after=window).absent_after == window
-
-
-def test_states_default_to_the_documents_words() -> None:
-    """§3: whoever answers with the document's words needs no map."""
-    states = StatusProfile(by_transaction_id="/s/{transaction_id}", state_field="state").states
-    assert states == {"Pendiente": "Pendiente", "Aceptado": "Aceptado", "Cancelado": "Cancelado"}
-
-
 def test_a_profile_is_frozen() -> None:
     """Nor can its tables be changed from outside."""
     lengths = {"reference": 5}
@@ -270,19 +270,109 @@ def test_a_profile_is_frozen() -> None:
     assert profile.max_lengths == {"reference": 5}
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    """A path that cannot be read is a setting that is wrong."""
-    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read: FileNotFoundError$"):
-        ServiceProfile.load(tmp_path / "none.toml")
-    with pytest.raises(ConfigurationError, match=r"cannot be read: IsADirectoryError$"):
-        ServiceProfile.load(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"cannot be read: ValueError$"):
-        ServiceProfile.load("a\0b")
-    with pytest.raises(ConfigurationError, match=r"cannot be read: UnicodeDecodeError$"):
-        ServiceProfile.load(write(tmp_path, b"name = '\xff'"))
+# --- Files and presets
 
 
-@pytest.mark.parametrize("text", ["name", "name = ", "[status", "name = 'a'\nname = 'b'", "\ufeffname = 'a'"])
-def test_bad_toml_is_said(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be TOML: "):
-        ServiceProfile.load(write(tmp_path, text))
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """A path that leads to no TOML is a setting that is wrong."""
+    for path, why in (
+        (tmp_path / "none.toml", r"none\.toml cannot be read: FileNotFoundError$"),
+        (tmp_path, r"cannot be read: IsADirectoryError$"), ("a\0b", r"cannot be read: ValueError$"),
+        (write(tmp_path, b"name = '\xff'"), r"cannot be read: UnicodeDecodeError$"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=why):
+            ServiceProfile.load(path)
+    for text in ("name", "name = ", "[status", "name = 'a'\nname = 'b'", "\ufeffname = 'a'"):
+        with pytest.raises(ConfigurationError, match=r"must be TOML: "):
+            ServiceProfile.load(write(tmp_path, text))
+
+
+def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> None:
+    """Everywhere a profile is taken, a preset's name or a path does; a slip of the pen is told the presets."""
+    path = write(tmp_path, 'name = "shop"\nnick_name_flag = "byNickName"\n')
+    shop = ServiceProfile.load(path)
+    assert find_profile(shop) is shop
+    assert find_profile(path) == find_profile(os.fspath(path)) == shop
+    assert list(PRESETS) == [profile.name for profile in PRESETS.values()] == ["document", "payphone"]
+    for name, profile in PRESETS.items():
+        assert find_profile(name) is profile_of(name) is profile
+        assert PaySession("https://pay.example", "token", profile=name).profile is profile
+    with pytest.raises(ConfigurationError, match=r"FileNotFoundError; the presets are document, payphone$"):
+        find_profile("payfone")
+    with pytest.raises(ConfigurationError, match=r"^profile setting name: must be a text$"):
+        find_profile(write(tmp_path, "name = 5"))
+
+
+def test_a_preset_needs_no_address() -> None:
+    """It knows its service's; another one, such as a simulator's, may be given."""
+    real = "https://pay.payphonetodoesposible.com"
+    assert PaySession(None, "token", profile="payphone").base_url == real
+    assert PaySession("http://127.0.0.1:1", "token", profile="payphone").base_url == "http://127.0.0.1:1"
+    environ = {"PAYCLIENT_TOKEN": "token", "PAYCLIENT_PROFILE": "payphone"}
+    assert PaySession.from_env(environ).base_url == real
+    assert ServiceOptions(profile="payphone").address() == real
+    with pytest.raises(ConfigurationError, match=r"^base_url must be given"):
+        PaySession(None, "token")
+
+
+def sale(**fields: Any) -> dict[str, Any]:
+    good: dict[str, Any] = {
+        "country_code": "593", "currency": "USD", "client_transaction_id": "order-1", "amount_without_tax": 100,
+    }  # fmt: skip
+    request = payclient.SaleRequest(**good | fields)
+    return json.loads(encode_sale(request, PAYPHONE).body)  # type: ignore[no-any-return]  # an object
+
+
+def test_names_are_the_services() -> None:
+    """A nick name without a phone; the language of a form."""
+    assert sale(by_nick_name=True, nick_name="ann") == {
+        "countryCode": "593", "currency": "USD", "clientTransactionId": "order-1", "amount": 100,
+        "amountWithoutTax": 100, "chargeByNickName": True, "nickName": "ann",
+    }  # fmt: skip
+    request = payclient.PrepareRequest(
+        currency="USD", client_transaction_id="form-1", store_id="S1", response_url="https://shop.example/back",
+        amount_without_tax=100, language="en",
+    )  # fmt: skip
+    body = json.loads(encode_prepare(request, PAYPHONE).body)
+    assert (body["lang"], body["responseUrl"]) == ("en", "https://shop.example/back")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"amount_without_tax": 100_000_000}, "Amount"), ({"amount_without_tax": 0}, "Amount"),
+        ({"tip": 100_000_000}, "tip"), ({"time_zone": -13}, "timeZone"), ({"time_zone": 15}, "timeZone"),
+        ({"client_transaction_id": "x" * 51}, "clientTransactionId"), ({"reference": "x" * 101}, "reference"),
+    ],
+)  # fmt: skip
+def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str, Any], name: str) -> None:
+    """In the shape of the service's own code 800."""
+    with pytest.raises(payclient.InvalidRequestError) as caught:
+        sale(phone_number="0984111222", **fields)
+    assert name in [detail.message for detail in caught.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("word", "number", "state"),
+    [("Pending", 1, "Pendiente"), ("Canceled", 2, "Cancelado"), ("Approved", 3, "Aceptado")],
+)
+async def test_state_words_numbers_and_paths_are_the_services(word: str, number: int, state: str) -> None:
+    """An object by transaction id, an array by client transaction id; a number that says otherwise makes no state."""
+    said = {"transactionId": 7, "clientTransactionId": "order-1", "transactionStatus": word}
+    service = Scripted(
+        *(answer(200, said | {"statusCode": code}) for code in (1, 2, 3)),
+        answer(200, [said | {"statusCode": number}]),
+        refusal(20, status=404),
+    )
+    async with PaySession(None, "token", profile="payphone", transport=service) as session:
+        for code in (1, 2, 3):
+            report = await session.status(transaction_id=7)
+            assert report is not None
+            assert report.state == (state if code == number else None)
+        report = await session.status(client_transaction_id="order 1")
+        assert report is not None
+        assert report.state == state
+        assert await session.status(client_transaction_id="form-1") is None, "an unpaid form"
+    paths = [request.path for request in service.requests]
+    assert paths[2:4] == ["/api/Sale/7", "/api/Sale/client/order%201"]
+    assert service.requests[0].headers == {"Authorization": "Bearer token", "Accept-Language": "es"}

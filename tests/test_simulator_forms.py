@@ -251,18 +251,7 @@ async def test_a_paid_form_redirects_with_both_ids(
     assert (client.service.counts.forms_paid, client.service.counts.notifications_sent) == (1, 0)
 
 
-async def test_a_declined_payment_redirects_to_the_merchant_too(client: Client) -> None:
-    """The merchant gets the same result for a rejected payment (§1), which asks for no data."""
-    form = await client.form(email=None)
-    await load(client, form)
-    location = await pressed(client, form, "reject")
-    assert location == f"https://shop.example/paid?id={form.transaction_id}&clientTransactionId=order-1"
-    assert (form.state, form.how) == ("Cancelado", "declined")
-    assert (client.service.counts.forms_declined, client.service.counts.forms_paid) == (1, 0)
-    assert "rechazado" in (await load(client, form))[1]
-
-
-async def test_the_x_redirects_to_the_cancellation_address(client: Client) -> None:
+async def test_what_is_not_paid_redirects_too(client: Client) -> None:
     """The X cancels and leads to `cancellationUrl` (§2.3), or to a page; afterwards neither link pays."""
     form = await client.form(email=None)
     for link in (CARD, WALLET):
@@ -276,7 +265,27 @@ async def test_the_x_redirects_to_the_cancellation_address(client: Client) -> No
     await load(client, other)
     status, page = await press(client, other, "cancel")
     assert (status, "fue cancelado" in page) == (200, True)
-    assert (client.service.counts.forms_cancelled, client.service.counts.forms_paid) == (2, 0)
+    # The merchant gets the same result for a rejected payment as for a paid one (§1), which asks for no data.
+    declined = await client.form(3, email=None)
+    await load(client, declined)
+    location = await pressed(client, declined, "reject")
+    assert location == f"https://shop.example/paid?id={declined.transaction_id}&clientTransactionId=order-3"
+    assert (declined.state, declined.how) == ("Cancelado", "declined")
+    assert "rechazado" in (await load(client, declined))[1]
+    counts = client.service.counts
+    assert (counts.forms_cancelled, counts.forms_declined, counts.forms_paid) == (2, 1, 0)
+    # The parameters that a form adds are not shown (§6), so their names and the cancelled id can be set.
+    changes = {
+        "redirect_names": ["transaction", "order"], "returns_without_payment": True,
+        "states": {"approved": "Cancelado"},
+    }  # fmt: skip
+    assert (await control.call(client.service.url, "change_settings", changes=changes))[0] == 200
+    paid, closed = await client.form(4), await client.form(5)
+    address = await client.service.pay(paid.payment_id)
+    assert address == f"https://shop.example/paid?transaction={paid.transaction_id}&order=order-4"
+    assert paid.state == "Cancelado"
+    address = await client.service.cancel_form(closed.payment_id) or ""
+    assert address == "https://shop.example/cancelled?transaction=0&order=order-5"
 
 
 async def test_a_payment_is_made_once_by_either_link(client: Client) -> None:
@@ -304,19 +313,6 @@ async def test_what_cannot_be_read_decides_nothing(client: Client, data: bytes) 
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     assert (await client.send("POST", CARD + form.payment_id, data=data, headers=headers))[0] == 400
     assert form.how is None
-
-
-async def test_the_parameters_of_the_redirects_are_settings() -> None:
-    """The parameters that a form adds are not shown (§6), so their names and the cancelled id can be set."""
-    states = {"approved": "Cancelado"}
-    settings = Settings(redirect_names=("transaction", "order"), returns_without_payment=True, states=states)
-    async with client_of(settings) as client:
-        first, second = await client.form(1), await client.form(2)
-        address = await client.service.pay(first.payment_id)
-        assert address == f"https://shop.example/paid?transaction={first.transaction_id}&order=order-1"
-        assert first.state == "Cancelado"
-        address = await client.service.cancel_form(second.payment_id) or ""
-        assert address == "https://shop.example/cancelled?transaction=0&order=order-2"
 
 
 # What the merchant sees of it

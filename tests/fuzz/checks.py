@@ -5,7 +5,7 @@ The body is read a second time by the standard library, which keeps repeated nam
 
 import json
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -26,21 +26,37 @@ from payclient.wire import (
     decode_undone,
 )
 
+WORDS = {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"}
 PROFILE = ServiceProfile(
     name="fuzz",
     not_found_codes=frozenset({20}),
     refusing_statuses=frozenset({418}),
     status=StatusProfile(
-        by_transaction_id="/{transaction_id}",
-        state_field="transactionStatus",
-        states={"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+        by_transaction_id="/{transaction_id}", state_field="transactionStatus", states=WORDS
     ),
 )
+RETURNED = ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId", message="msg")
 
 STATUSES = (200, 201, 204, 302, 400, 401, 403, 404, 408, 409, 418, 429, 500, 502, 503)
 
 #: Seconds of processor time for one call, for bodies of up to a megabyte.
 LONGEST = 1.0
+
+#: All that an error about what anybody may send says: nothing of what came.
+MESSAGES = {
+    "the query is too large",
+    "the redirect does not name the form that the browser comes from",
+    "a form could not be used: is it opened from the registered domain?",
+    "a notification must have one TransactionId and one ClientTransactionId",
+    "the notification is too large",
+    "a notification must have one id and one clientTransactionID",
+    "id must be a transaction id",
+    "clientTransactionID must be a client transaction id",
+    "the parameters cannot be read",
+    "the body must be JSON",
+    "the body must be a JSON object",
+    "the body must be text",
+}
 
 
 class Pairs(list[tuple[str, Any]]):
@@ -53,12 +69,12 @@ class Pairs(list[tuple[str, Any]]):
         return all(value is None for value in self.values_of(name))
 
 
-class TooDeep(Exception):  # noqa: N818 - never leaves this module
-    """The standard library cannot read it; then only the kind of answer is checked."""
+#: What the standard library cannot read; then only the kind of answer is checked.
+TOO_DEEP = object()
 
 
 def read(body: bytes) -> Any:
-    """The JSON value of a body, its objects as pairs; None where it has none."""
+    """The JSON value of a body, its objects as pairs; None where it has none, or `TOO_DEEP`."""
 
     def refuse(_: str) -> NoReturn:
         raise ValueError
@@ -68,7 +84,7 @@ def read(body: bytes) -> Any:
         # An integer may have more digits than Python reads; it is no id and no code then.
         return json.loads(text, object_pairs_hook=Pairs, parse_constant=refuse, parse_int=_whole)
     except RecursionError:
-        raise TooDeep from None
+        return TOO_DEEP
     except ValueError:
         return None
 
@@ -79,6 +95,20 @@ def _whole(digits: str) -> int | float:
 
 def _is_id(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**63
+
+
+def _outcome_of(reader: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a reader gives, or the error of ours that it raises, in time."""
+    began = time.process_time()
+    outcome: Any
+    try:
+        outcome = reader(*arguments, **options)
+    except (RefusedError, OutcomeUnknownError, InvalidNotificationError) as error:
+        outcome = error
+    assert time.process_time() - began < LONGEST, "it took too long"
+    if isinstance(outcome, InvalidNotificationError):
+        assert str(outcome) in MESSAGES, "an error that may repeat what came"
+    return outcome
 
 
 def _may_refuse(status: int, data: Any) -> bool:
@@ -115,204 +145,122 @@ def _check_refusal(error: RefusedError, status: int, data: Any) -> None:
     assert len(error.errors) <= 50
 
 
-def _hold(good: bool, otherwise: str) -> None:
-    assert good, otherwise
-
-
-def _in_time(began: float) -> None:
-    assert time.process_time() - began < LONGEST, "it took too long"
-
-
 def check_sale(status: int, body: bytes) -> None:
     """Created by a strict id on 2xx and nothing beside it; refused by an error object; else unknown."""
-    began = time.process_time()
-    try:
-        result = decode_sale(HttpResponse(status, {}, body), PROFILE, "order-1")
-    except RefusedError as error:
-        _in_time(began)
-        try:
-            data = read(body)
-        except TooDeep:
-            return
-        _check_refusal(error, status, data)
+    outcome = _outcome_of(decode_sale, HttpResponse(status, {}, body), PROFILE, "order-1")
+    if isinstance(outcome, OutcomeUnknownError):
+        candidate = outcome.candidate_id
+        assert candidate is None or str(candidate).encode() in body, "a candidate from nowhere"
+        return
+    refused = isinstance(outcome, RefusedError)
+    assert refused or 200 <= status <= 299
+    data = read(body)
+    if data is TOO_DEEP:
+        return
+    if refused:
+        _check_refusal(outcome, status, data)
         # A refusing status needs no body that can be read; the two readers differ over numbers such as 1e999.
         if status not in PROFILE.refusing_statuses:
             assert isinstance(data, Pairs)
             assert data.lacks("transactionId")
         assert not isinstance(data, Pairs) or len(data.values_of("errorCode")) <= 1
-    except OutcomeUnknownError as error:
-        _in_time(began)
-        _hold(
-            error.candidate_id is None or str(error.candidate_id).encode() in body, "a candidate from nowhere"
-        )
     else:
-        _in_time(began)
-        assert 200 <= status <= 299
-        try:
-            data = read(body)
-        except TooDeep:
-            return
         assert isinstance(data, Pairs), "created by what is no JSON object"
-        assert data.values_of("transactionId") == [result.transaction_id]
-        assert _is_id(result.transaction_id)
+        assert data.values_of("transactionId") == [outcome.transaction_id]
+        assert _is_id(outcome.transaction_id)
         assert data.lacks("errorCode")
 
 
 def check_prepare(status: int, body: bytes) -> None:
     """A form has a payment id of its body and links that may be handed out."""
-    began = time.process_time()
-    try:
-        result = decode_prepare(HttpResponse(status, {}, body), PROFILE, "order-1")
-    except RefusedError as error:
-        _in_time(began)
-        try:
-            _check_refusal(error, status, read(body))
-        except TooDeep:
-            return
-    except OutcomeUnknownError:
-        _in_time(began)
-    else:
-        _in_time(began)
-        assert result.payment_id.strip()
-        assert result.links
-        for link in result.links.values():
-            parts = urlsplit(link)
-            assert (
-                parts.scheme == "https" or parts.hostname in ("localhost", "::1") or _is_127(parts.hostname)
-            )
-            assert link.isascii()
-            assert link.isprintable()
-            assert not set(link) & set(" \\")
-            assert "@" not in parts.netloc
-        try:
-            data = read(body)
-        except TooDeep:
-            return
+    outcome = _outcome_of(decode_prepare, HttpResponse(status, {}, body), PROFILE, "order-1")
+    if isinstance(outcome, OutcomeUnknownError):
+        return
+    data = read(body)
+    if isinstance(outcome, RefusedError):
+        if data is not TOO_DEEP:
+            _check_refusal(outcome, status, data)
+        return
+    assert outcome.payment_id.strip()
+    assert outcome.links
+    for link in outcome.links.values():
+        parts = urlsplit(link)
+        host = parts.hostname or ""
+        assert parts.scheme == "https" or host in ("localhost", "::1") or host.startswith("127.")
+        assert link.isascii()
+        assert link.isprintable()
+        assert not set(link) & set(" \\")
+        assert "@" not in parts.netloc
+    if data is not TOO_DEEP:
         assert isinstance(data, Pairs), "prepared by what is no JSON object"
-        assert result.payment_id in data.values_of("paymentId")
-
-
-def _is_127(host: str | None) -> bool:
-    return host is not None and host.startswith("127.")
+        assert outcome.payment_id in data.values_of("paymentId")
 
 
 def check_status(status: int, body: bytes) -> None:
     """Accepted, or any other state, only by the profile's word for it on 2xx; not found only where it says so."""
-    began = time.process_time()
-    try:
-        report = decode_status(HttpResponse(status, {}, body), PROFILE)
-    except RefusedError as error:
-        _in_time(began)
-        try:
-            # Without a body that can be read, 429 says that much by itself.
-            _hold(status == 429 or _may_refuse(status, read(body)), f"refused without a reason: {error!r}")
-        except TooDeep:
-            return
+    outcome = _outcome_of(decode_status, HttpResponse(status, {}, body), PROFILE)
+    if isinstance(outcome, OutcomeUnknownError):
         return
-    except OutcomeUnknownError:
-        _in_time(began)
+    data = read(body)
+    if data is TOO_DEEP:
         return
-    _in_time(began)
-    try:
-        data = read(body)
-    except TooDeep:
+    if isinstance(outcome, RefusedError):
+        # Without a body that can be read, 429 says that much by itself.
+        assert status == 429 or _may_refuse(status, data), f"refused without a reason: {outcome!r}"
         return
-    if report is None:
+    if outcome is None:
         empty = data == [] and not isinstance(data, Pairs) and 200 <= status <= 299
         assert empty or (isinstance(data, Pairs) and 20 in data.values_of("errorCode"))
         return
     assert 200 <= status <= 299
     entries = [data] if isinstance(data, Pairs) else data
     assert isinstance(entries, list)
-    words = [
-        word for entry in entries for word in entry.values_of("transactionStatus") if isinstance(word, str)
-    ]
-    states = {PROFILE.status.states.get(word) for word in words} if PROFILE.status else set()
-    assert report.state is None or report.state in states, "a state that the body does not name"
+    words = [word for entry in entries for word in entry.values_of("transactionStatus")]
+    states = {WORDS.get(word) for word in words if isinstance(word, str)}
+    assert outcome.state is None or outcome.state in states, "a state that the body does not name"
     identifiers = [each for entry in entries for each in entry.values_of("transactionId")]
-    for identifier in (report.transaction_id, *report.also_accepted):
+    for identifier in (outcome.transaction_id, *outcome.also_accepted):
         assert identifier is None or (_is_id(identifier) and identifier in identifiers)
-
-
-def check_notification(query: str | None, body: bytes, content_type: str) -> None:
-    """Two ids of the form that ids have, or one error of ours that repeats nothing of what came."""
-    began = time.process_time()
-    try:
-        notification = parse_notification(query=query, body=body, content_type=content_type)
-    except InvalidNotificationError as error:
-        _hold(str(error) in MESSAGES, "an error that may repeat what came")
-    else:
-        assert _is_id(notification.transaction_id)
-        identifier = notification.client_transaction_id
-        assert identifier.strip()
-        assert all(character.isprintable() or ord(character) > 0x9F for character in identifier)
-        assert not any(0xD800 <= ord(character) <= 0xDFFF for character in identifier)
-    _in_time(began)
-
-
-RETURNED = ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId", message="msg")
-
-
-def check_return(query: str) -> None:
-    """One of our ids and perhaps one of theirs, or one error of ours that repeats nothing of what came."""
-    try:
-        back = parse_return(query, RETURNED)
-    except InvalidNotificationError as error:
-        _hold(str(error) in MESSAGES, "an error that may repeat what came")
-        return
-    assert back.transaction_id is None or _is_id(back.transaction_id)
-    assert back.client_transaction_id.strip()
-
-
-def check_external(body: bytes) -> None:
-    """Two ids of a JSON object, or that error."""
-    try:
-        notification = parse_external_notification(body)
-    except InvalidNotificationError as error:
-        _hold(str(error) in MESSAGES, "an error that may repeat what came")
-        return
-    assert _is_id(notification.transaction_id)
-    assert str(notification.transaction_id).encode() in body
 
 
 def check_operations(status: int, body: bytes) -> None:
     """Confirmed by the profile's word on 2xx; undone by a bare `true` and by nothing else."""
-    began = time.process_time()
     response = HttpResponse(status, {}, body)
-    try:
-        report = decode_confirm(response, PROFILE, "order-1")
-    except (RefusedError, OutcomeUnknownError):
-        pass
-    else:
+    report = _outcome_of(decode_confirm, response, PROFILE, "order-1")
+    if not isinstance(report, (RefusedError, OutcomeUnknownError)):
         assert 200 <= status <= 299
         assert report.state is None or b"transactionStatus" in body or b"\\" in body
-    try:
-        decode_undone(response, PROFILE, None, "reverse")
-    except RefusedError as error:
-        with suppress(TooDeep):
-            _check_refusal(error, status, read(body))
-    except OutcomeUnknownError:
-        pass
-    else:
+    undone = _outcome_of(decode_undone, response, PROFILE, None, "reverse")
+    if isinstance(undone, RefusedError):
+        data = read(body)
+        if data is not TOO_DEEP:
+            _check_refusal(undone, status, data)
+    elif not isinstance(undone, OutcomeUnknownError):
         assert 200 <= status <= 299
         assert read(body) is True
-    _in_time(began)
 
 
-MESSAGES = {
-    "the query is too large",
-    "the redirect does not name the form that the browser comes from",
-    "a form could not be used: is it opened from the registered domain?",
-    "a notification must have one TransactionId and one ClientTransactionId",
-    "the notification is too large",
-    "a notification must have one id and one clientTransactionID",
-    "id must be a transaction id",
-    "clientTransactionID must be a client transaction id",
-    "the parameters cannot be read",
-    "the body must be JSON",
-    "the body must be a JSON object",
-    "the body must be text",
-}
+def check_notification(query: str | None, body: bytes, content_type: str) -> None:
+    """Two ids of the form that ids have, or one error of ours that repeats nothing of what came."""
+    found = _outcome_of(parse_notification, query=query, body=body, content_type=content_type)
+    if not isinstance(found, InvalidNotificationError):
+        assert _is_id(found.transaction_id)
+        identifier = found.client_transaction_id
+        assert identifier.strip()
+        assert all(character.isprintable() or ord(character) > 0x9F for character in identifier)
+        assert not any(0xD800 <= ord(character) <= 0xDFFF for character in identifier)
+
+
+def check_others(body: bytes) -> None:
+    """A return names one of our ids and perhaps one of theirs; an external notification is two ids of a JSON object."""
+    back = _outcome_of(parse_return, body.decode("utf-8", "surrogateescape"), RETURNED)
+    if not isinstance(back, InvalidNotificationError):
+        assert back.transaction_id is None or _is_id(back.transaction_id)
+        assert back.client_transaction_id.strip()
+    found = _outcome_of(parse_external_notification, body)
+    if not isinstance(found, InvalidNotificationError):
+        assert _is_id(found.transaction_id)
+        assert str(found.transaction_id).encode() in body
 
 
 def check_all(status: int, body: bytes) -> None:
@@ -321,8 +269,7 @@ def check_all(status: int, body: bytes) -> None:
     check_prepare(status, body)
     check_status(status, body)
     check_operations(status, body)
-    check_external(body)
-    check_return(body.decode("utf-8", "surrogateescape"))
+    check_others(body)
     check_notification(None, body, "application/json")
     check_notification(None, body, "application/x-www-form-urlencoded")
     check_notification(body.decode("utf-8", "surrogateescape"), b"", "")

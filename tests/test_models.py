@@ -120,7 +120,7 @@ TEXTS: dict[Any, str] = {
 )  # fmt: skip
 def test_no_text_field_takes_what_no_service_could(model: type, base: dict[str, Any], count: int) -> None:
     """Another type, control characters, lone surrogates and a megabyte; and no error repeats a person's data."""
-    names = [field.name for field in attrs.fields(model) if str(field.type).startswith("str")]
+    names = [field.name for field in attrs.fields(model) if "str" in str(field.type)]
     assert len(names) == count
     for name in names:
         for value, description in TEXTS.items():

@@ -359,7 +359,7 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
             return {"transaction_id": event.transaction_id}
         if isinstance(event, FoundPending) and event.transaction_id is not None:
             return {"candidate_ids": _with_candidate(record.candidate_ids, event.transaction_id)}
-        if record.state is State.CANCELLED and event.transaction_id is not None:
+        if isinstance(event, FoundCancelled):
             return {"candidate_ids": _without(record.candidate_ids, event.transaction_id)}
     elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
         return {"transaction_id": event.transaction_id}

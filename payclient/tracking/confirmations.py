@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from payclient.clock import within
-from payclient.errors import LedgerError, PayError, RateLimitedError, RefusedError, UnauthorizedError
+from payclient.errors import (
+    LedgerError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
 from payclient.events import Abandoned, Conflicted, FoundCancelled, Returned
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import Log
@@ -59,6 +66,8 @@ class Confirmation:
     refusals: int = 0
     #: Whether the service said that it is not paid.
     declined: bool = False
+    #: Whether it may have been carried out, since no answer came.
+    is_lost: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -141,8 +150,14 @@ class ReturnedForm(Scheduled):
         return self.asked
 
     def _next(self, now: float) -> Confirmation | None:
-        """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one."""
-        return min(self.open(), key=lambda each: (max(each.due, now), each.tries), default=None)
+        """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
+
+        One that may have been carried out comes before all others: of two payments of a form one is confirmed.
+        """
+        waiting = self.open()
+        if any(each.is_lost for each in waiting):
+            waiting = [each for each in waiting if each.is_lost or each.transaction_id is None]
+        return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
         """Note that the request has ended; the next comes after `wait` seconds. Return whether it is given up."""
@@ -279,12 +294,16 @@ class Confirmer:
     ) -> asyncio.Event:
         """Confirm this transaction, now or as soon as it is its turn, and return what is set after that try.
 
-        None: query whether it is paid. With `begins` False it is left to the next process.
+        None: query whether it is paid. With `begins` False it is left to the next process. What other processes were
+        named comes first: they may be confirming it, and of two payments of a form one is confirmed.
         """
-        confirmation = form.begin(transaction_id, self._clock.monotonic())
+        ends = self._asks.closed or not begins
+        named = [each for each in form.record.candidate_ids if each != DROPPED and not form.has_seen(each)]
+        for each in (*named, transaction_id):
+            confirmation = form.begin(each, self._clock.monotonic())
+            confirmation.open = not ends  # else it stands in the ledger
         tried = confirmation.tried
-        if self._asks.closed or not begins:
-            confirmation.open = False  # it stands in the ledger
+        if ends:
             tried.set()
         else:
             self._poller.plan_form(form)
@@ -331,6 +350,8 @@ class Confirmer:
         except RefusedError as refused:
             settled = asked is None or await self._refused(form, asked, refused)
         except PayError as error:
+            if asked is not None and asked.transaction_id is not None:
+                asked.is_lost |= isinstance(error, OutcomeUnknownError)
             what = f"a confirmation failed: {type(error).__name__}"
             queries.say("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
@@ -360,6 +381,7 @@ class Confirmer:
         if transaction_id is not None:
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
             is_about_it = confirmed.transaction_id == transaction_id
+            asked.is_lost = not is_about_it
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
         elif not self._poller.policy.by_client_id:
             return True
@@ -399,6 +421,7 @@ class Confirmer:
 
     async def _refused(self, form: ReturnedForm, asked: Confirmation, refused: RefusedError) -> bool:
         """Return whether the id is left alone: the service answered "no such transaction" often enough."""
+        asked.is_lost = False
         asked.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
         if asked.refusals < MOST_REFUSALS:

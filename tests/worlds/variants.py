@@ -93,8 +93,9 @@ def _follow_redirects() -> list[Patch]:
 
 def _permitted(attempt: Attempt, before: Record | None, purchase: str, at: float) -> Record:
     attempt.record = Record(
-        client_transaction_id=attempt.client_transaction_id, attempt=1 if before is None else before.attempt + 1, kind=attempt.kind, digest=attempt.digest,
-        lane=attempt.lane, amount=attempt.amount, currency=attempt.currency, created_at=at, purchase=purchase,
+        client_transaction_id=attempt.client_transaction_id, attempt=1 if before is None else before.attempt + 1,
+        kind=attempt.kind, digest=attempt.digest, lane=attempt.lane, amount=attempt.amount,
+        currency=attempt.currency, created_at=at, purchase=purchase,
     )  # fmt: skip
     attempt.granted = True
     return attempt.record

@@ -284,6 +284,16 @@ async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService)
     assert service.clock.monotonic() <= 6
 
 
+async def test_pending_counts_who_is_waited_for(service: FakeService) -> None:
+    """One customer is asked, and then nobody."""
+    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
+        await service.clock.advance(1)
+        assert charges.pending == 1
+        accept_all(service)
+        await service.clock.advance(60)
+        assert charges.pending == 0
+
+
 @pytest.mark.parametrize("wait", [0, 30])
 async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int) -> None:
     """After `wait` seconds a row comes out as it stands; after none, once it is recorded."""

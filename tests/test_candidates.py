@@ -26,6 +26,7 @@ from fake_service import (
     pending_of,
     posted,
     refusal,
+    refuses,
     sale,
     selling,
     tracking,
@@ -33,6 +34,7 @@ from fake_service import (
 )
 from payclient.events import Evidence
 from payclient.ledger import Ledger
+from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.wire import HttpResponse
@@ -145,6 +147,20 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
         assert service.by_id(2000) == 1
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
+
+
+async def test_anothers_transaction_is_no_event_of_a_refused_sale(service: Lagging) -> None:
+    """Anybody may name it, and nothing of a decided sale hangs on it."""
+    ledger = MemoryLedger()
+    service.scripts = [refuses(22)]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        service.add_sale(2000, clientTransactionId="order-18")
+        await tracker.notify(hint(2000))
+        await service.clock.advance(5)
+        assert service.by_id(2000) == 1
+    assert "Conflicted" not in await events_of(ledger)
 
 
 # --- What absence needs

@@ -29,6 +29,7 @@ from fake_service import (
 )
 from fake_service import form as request
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms
 
@@ -348,6 +349,26 @@ async def test_workers_that_ask_at_once_get_one_form() -> None:
         await assert_paid(other, forms[1])
         await asyncio.sleep(1)
         assert await ledger.links("cart", 0.0) == {}
+
+
+@in_virtual_time
+async def test_a_form_that_another_process_never_prepares_is_not_waited_for_without_end() -> None:
+    """Stopped between its permit and its links: whoever asks hears within the total time-out that a form is open."""
+    ledger = SharedLedger()
+    async with crowding(Shop(), ledger=ledger, profile=FORMS) as tracker:
+        begun = tracker.clock.time()
+        assert await ledger.permit(
+            Record(
+                client_transaction_id="cart-1",
+                kind="form",
+                purchase="cart",
+                created_at=begun,
+                links_dead_at=begun + 1300,
+            )
+        )
+        async with asyncio.timeout(100):
+            with pytest.raises(payclient.PurchaseOpenError):
+                await tracker.live_form("cart", request)
 
 
 class Dropping(MemoryLedger):

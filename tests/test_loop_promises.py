@@ -608,6 +608,54 @@ async def test_a_refusal_as_existing_is_queried_once_more_and_no_more(service: W
     assert len(service.queries) == 2
 
 
+async def test_a_forged_notification_does_not_use_up_the_later_look(service: Withheld) -> None:
+    """What was refused as existing is queried once an index that lags has caught up, whatever was notified before."""
+    service.scripts = [refuses(22, 2061)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        await tracker.notify(hint(999))
+        await service.clock.advance(10)
+        service.add_sale()
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+async def test_a_clock_that_is_set_forward_makes_no_sale_live_longer(service: Withheld) -> None:
+    """Its answer is lost and it is found an hour later by the wall clock: its window is as long as any."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.clock.jump_wall(3600)
+        states = []
+        for seconds in (30, 310):
+            await service.clock.advance(seconds)
+            states.append(pending.state)
+    assert states == [State.PENDING, State.EXPIRED]
+
+
+async def test_a_closed_tracker_watches_its_ledger_no_more(service: Withheld) -> None:
+    """The ledger stays open and is read by others: nothing of it wakes a tracker that is closed."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger):
+        assert ledger.watchers
+    assert not ledger.watchers
+
+
+async def test_a_write_that_fails_is_logged(service: Withheld, caplog: pytest.LogCaptureFixture) -> None:
+    """The query has found the payment, and the ledger does not take it: one line a minute says so."""
+    failing = [""]
+    ledger = FailingLedger(lambda name: name in failing)
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        failing.append("apply")
+        service.decide("Aceptado")
+        await service.clock.advance(50)
+        assert [getattr(each, "event", each.message) for each in caplog.records] != []
+        failing.clear()
+        assert (await outcome_of(service, pending)).paid is True
+
+
 async def test_a_duplicate_after_an_operators_refusal_is_unknown(service: Withheld) -> None:
     """What the operator thought absent may be there after all: nobody may charge it a third time."""
     async with selling(service, lost_request, refuses(23)) as (tracker, _):

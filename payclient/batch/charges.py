@@ -196,7 +196,6 @@ class Charges(AsyncIterator[ChargeResult]):
         """Queue a lane for its next row, now that its customer is free."""
         if self._exited:
             return
-        lane.is_busy = False
         if lane.rows:
             self._queue_lane(lane)
         else:

@@ -284,6 +284,23 @@ async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService)
     assert service.clock.monotonic() <= 6
 
 
+@pytest.mark.parametrize("seconds", [0, 1])
+async def test_a_batch_whose_tasks_are_cancelled_by_others_ends(service: FakeService, seconds: int) -> None:
+    """A process that ends cancels all tasks but one: whoever reads the results is told, and nothing is sent twice."""
+    async with tracking(service) as tracker:
+        before = asyncio.all_tasks()
+        async with payclient.charge_all(tracker, rows(3)) as charges:
+            await service.clock.advance(seconds)
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            with pytest.raises(payclient.UsageError, match="cancelled"):
+                async with asyncio.timeout(5):
+                    await anext(charges)
+        again = await run(service, tracker, rows(3))
+        assert [each.paid for each in again.values()] == [True] * 3
+    assert set(service.posted.values()) == {1}
+
+
 async def test_pending_counts_who_is_waited_for(service: FakeService) -> None:
     """One customer is asked, and then nobody."""
     async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:

@@ -149,7 +149,20 @@ class Charges(AsyncIterator[ChargeResult]):
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = start(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Forget a task that has ended. One that somebody else cancelled took its row along: end the batch."""
+        self._tasks.discard(task)
+        if self._exited or not task.cancelled():
+            return
+        self._failure = UsageError(
+            "a task of the batch was cancelled by its process; run the batch again to go on"
+        )
+        self.stop("a task of the batch was cancelled")
+        while not self._results.empty():
+            self._results.get_nowait()
+        self._results.put_nowait(None)
 
     def _queue_later(self, seconds: float, lane: Lane) -> None:
         """Queue a lane again in so many seconds; meanwhile others may start."""

@@ -121,7 +121,7 @@ if not _TYPE_CHECKING:
 
         if name in __all__:
             # The lightest first: the search ends at the first one that has the name.
-            homes = "errors amounts lifecycle models notifications profile schedule clock session ledger batch tracking"
+            homes = "errors amounts lifecycle models notifications profile schedule clock session ledger tracking batch"
             found = (import_module(f"payclient.{home}") for home in homes.split())
             globals()[name] = value = next(getattr(home, name) for home in found if hasattr(home, name))
             return value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -95,7 +95,7 @@ _MADE = {
 
 def read_statements(file: str) -> dict[str, str]:
     """Return the statements of a `.sql` file of this package by name, in their order; each follows `-- name: NAME`."""
-    text = (pkgutil.get_data(__package__, file) or b"").decode()
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     for name, sql in _MADE.items():
         text = text.replace(f"{{{name}}}", sql)
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]

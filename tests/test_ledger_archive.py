@@ -180,13 +180,10 @@ def crashes(url: str, file: Path, at: int) -> bool:
     child = os.fork()
     if not child:
         killer = Killer(at)
-        for owner, name in (
-            (SqliteDatabase, "fetch"),
-            (PostgresDatabase, "fetch"),
-            (os, "fsync"),
-            (os, "link"),
-            (os, "unlink"),
-        ):
+        steps: list[tuple[Any, str]] = [(PostgresDatabase, "fetch")]
+        if url.startswith("sqlite"):  # and those of the file, which know no database
+            steps = [(SqliteDatabase, "fetch"), (os, "fsync"), (os, "link"), (os, "unlink")]
+        for owner, name in steps:
             setattr(owner, name, killer.before(getattr(owner, name)))
         try:
             asyncio.run(archive_ledger(url, BEFORE, file))

@@ -237,37 +237,34 @@ class Process:
 
     async def buy(self, client_id: str, phone: str, tax: int, asked: Mapping[str, Any] = _PLAIN) -> None:
         """Bring a request, perhaps for a purchase, and wait for its outcome."""
-        world, since = self.world, len(self.world.oracle.posts)
-        try:
-            pending = await self.ending(
-                f"sale {client_id}", self.tracker.sale(sale(client_id, phone, tax=tax), **asked)
-            )
-        except payclient.TrackerClosedError:
-            return
-        except Exception as error:
-            self._refused("ask" if asked else "sale", client_id, since, error)
-            return
-        world.oracle.said(pending.outcome)
-        await self.wait(pending)
-
-    def _refused(self, what: str, client_id: str, since: int, error: Exception) -> None:
-        self.world.note(f"{self.name} {what} {client_id} raised {type(error).__name__}")
-        self.world.oracle.raised(self.name, client_id, since, error)
-        if isinstance(error, payclient.AlreadyPaidError) and error.outcome is not None:
-            self.world.oracle.said(error.outcome)
+        call = self.tracker.sale(sale(client_id, phone, tax=tax), **asked)
+        pending = await self._ask(f"sale {client_id}", call, "ask" if asked else "sale", client_id)
+        if pending is not None:
+            self.world.oracle.said(pending.outcome)
+            await self.wait(pending)
 
     async def get_form(self, key: str) -> None:
         """Ask for the purchase's form, and give its links to the customer."""
-        world, since = self.world, len(self.world.oracle.posts)
-        margin = world.profile.form_window / 5
+        margin = self.world.profile.form_window / 5
+        call = self.tracker.live_form(key, request_of, margin)
+        form = await self._ask(f"form {key}", call, "ask", key)
+        if form is not None:
+            self.world.customers.got_links(form.payment_id, margin)
+
+    async def _ask(self, what: str, call: Awaitable[Any], verb: str, key: str) -> Any:
+        """What an ask gives; None where it is refused, of which nothing may exist then."""
+        oracle = self.world.oracle
+        since = len(oracle.posts)
         try:
-            form = await self.ending(f"form {key}", self.tracker.live_form(key, request_of, margin))
+            return await self.ending(what, call)
         except payclient.TrackerClosedError:
-            return
+            return None
         except Exception as error:
-            self._refused("ask", key, since, error)
-            return
-        world.customers.got_links(form.payment_id, margin)
+            self.world.note(f"{self.name} {verb} {key} raised {type(error).__name__}")
+            oracle.raised(self.name, key, since, error)
+            if isinstance(error, payclient.AlreadyPaidError) and error.outcome is not None:
+                oracle.said(error.outcome)
+            return None
 
     async def come_back(self, query: str) -> None:
         """A browser came back from a form."""

@@ -68,16 +68,6 @@ def _retrying(good: Callable[[OutcomeUnknownError], bool]) -> list[Patch]:
     return [(PaySession, "send_sale", send_sale)]
 
 
-def _retry_the_ambiguous() -> list[Patch]:
-    """A reset or a time-out is sent again."""
-    return _retrying(lambda error: error.http_status is None)
-
-
-def _retry_5xx() -> list[Patch]:
-    """A 5xx is sent again."""
-    return _retrying(lambda error: (error.http_status or 0) >= 500)
-
-
 def _follow_redirects() -> list[Patch]:
     """307 and 308 repeat the POST."""
     shipped = PaySession._send_once
@@ -103,11 +93,6 @@ def _permitted(attempt: Attempt, before: Record | None, purchase: str, at: float
 
 async def _no_insert(self: Attempts, attempt: Attempt, before: Record | None, purchase: str) -> None:
     _permitted(attempt, before, purchase, self._clock.time())
-
-
-def _no_permit() -> list[Patch]:
-    """Nothing is written before the send."""
-    return [(Attempts, "_permit", _no_insert)]
 
 
 def _record_after_send() -> list[Patch]:
@@ -169,15 +154,6 @@ def _busy_clears() -> list[Patch]:
     return [(OpenAsks, "suspect", suspect)]
 
 
-def _expiry_says_unpaid() -> list[Patch]:
-    """Who did not answer in time did not pay."""
-
-    def paid(self: Outcome) -> bool | None:
-        return False if self.state is State.EXPIRED else self.state.paid
-
-    return [(Outcome, "paid", property(paid))]
-
-
 def _resend_at_five_minutes() -> list[Patch]:
     """An unknown sale is over with its window."""
     shipped = Poller._run_query
@@ -198,11 +174,6 @@ class Variant:
     kinds: frozenset[str] = frozenset()
 
 
-def _believe_another_account() -> list[Patch]:
-    """Whoever says "not found" is believed."""
-    return [(Credentials, "can_see", lambda self, record, token_digest: True)]
-
-
 def _take_copies() -> list[Patch]:
     """Whatever transaction an answer names is its Sale's."""
     unguarded = STATEMENTS["schema"].replace("new.event = 'Created'", "false")
@@ -216,32 +187,10 @@ def _believe_a_namesake() -> list[Patch]:
     shipped = AnswerReader.report
 
     def report(self: AnswerReader, *answer: Any) -> Reading:
-        with patch.object(Credentials, "can_see", lambda self, record, token_digest: True):
+        with patch.object(Credentials, "can_see", _always):
             return shipped(self, *answer)
 
     return [(AnswerReader, "report", report)]
-
-
-def _no_candidates() -> list[Patch]:
-    """What an answer or a notification named is never asked for."""
-    return [
-        (Followed, "candidate", lambda self: None),
-        (Followed, "all_missing", lambda self: True),
-    ]
-
-
-def _refusals_are_proof() -> list[Patch]:
-    """What is refused as existing does not exist: 2061 and duplicates are taken at their word."""
-
-    async def find_existing(self: Refusals, *_: object) -> None:
-        return None
-
-    return [(Refusals, "find_existing", find_existing)]
-
-
-def _look_alikes_refuse() -> list[Patch]:
-    """An error object refuses, whatever transaction id stands beside or within it."""
-    return [(answers.Answer, "may_name_a_transaction", False)]
 
 
 def _one_of_several_decides() -> list[Patch]:
@@ -258,11 +207,6 @@ def _one_of_several_decides() -> list[Patch]:
         return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, at)
 
     return [(AnswerReader, "report", read)]
-
-
-def _one_name_mutes_another() -> list[Patch]:
-    """Of the transaction ids that were named only the first is kept."""
-    return [(lifecycle, "_with_candidate", lambda known, candidate_id: known or (candidate_id,))]
 
 
 def _slower_without_end() -> list[Patch]:
@@ -294,21 +238,6 @@ def _late_news_at_once() -> list[Patch]:
     return [(Poller, "recheck", recheck)]
 
 
-def _endless_source() -> list[Patch]:
-    """A status source of the user's has all the time that it takes."""
-    return [(queries, "within", lambda clock, seconds, work: work)]
-
-
-def _memory_says_more() -> list[Patch]:
-    """What the ledger could not take is true all the same."""
-    return [(late_writes, "unwritten", lifecycle.advance)]
-
-
-def _tasks_begin_at_once() -> list[Patch]:
-    """A query's task is stored by its creator, who may be the later one of the two."""
-    return [(poller, "start", lambda work: asyncio.get_running_loop().create_task(work))]
-
-
 def _unguarded(change: Callable[[str], str]) -> Patch:
     """The shipped schema with another guard of permits."""
     whole = STATEMENTS["schema"]
@@ -317,11 +246,6 @@ def _unguarded(change: Callable[[str], str]) -> Patch:
     with patch.dict(STATEMENTS, schema=f"{whole[:begin]}{change(whole[begin:end])}{whole[end:]}"):
         image = store._empty.__wrapped__()
     return (store, "_empty", lambda: image)
-
-
-def _guard_outside() -> list[Patch]:
-    """Whether a purchase is free is read before the permit, and not in its transaction."""
-    return [_unguarded(lambda rule: f"{rule} AND false")]
 
 
 def _forms_forgotten() -> list[Patch]:
@@ -368,38 +292,81 @@ def _no_answer_is_the_last() -> list[Patch]:
     return [(Policy, "is_over", is_over)]
 
 
+def _always(*_: object) -> bool:
+    return True
+
+
+async def _nothing(*_: object) -> None:
+    return None
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
-    "retry the ambiguous": Variant(_retry_the_ambiguous),
+    # A reset or a time-out is sent again.
+    "retry the ambiguous": Variant(lambda: _retrying(lambda error: error.http_status is None)),
     "record after send": Variant(_record_after_send),
     "trust the notification": Variant(_trust_the_notification),
     "an unmapped word is accepted": Variant(_unmapped_word),
     "no clock check": Variant(_no_clock_check),
     "2061 clears": Variant(_busy_clears),
-    "5xx retried": Variant(_retry_5xx),
+    "5xx retried": Variant(lambda: _retrying(lambda error: (error.http_status or 0) >= 500)),
     "follow redirects": Variant(_follow_redirects),
-    "expiry says unpaid": Variant(_expiry_says_unpaid),
+    # Who did not answer in time did not pay.
+    "expiry says unpaid": Variant(
+        lambda: [
+            (Outcome, "paid", property(lambda self: self.state is not State.EXPIRED and self.state.paid))
+        ]
+    ),
     "resend at five minutes": Variant(_resend_at_five_minutes),
-    "no permit": Variant(_no_permit),
-    "another account is believed": Variant(_believe_another_account, frozenset({"another account"})),
+    # Nothing is written before the send.
+    "no permit": Variant(lambda: [(Attempts, "_permit", _no_insert)]),
+    # Whoever says "not found" is believed.
+    "another account is believed": Variant(
+        lambda: [(Credentials, "can_see", _always)], frozenset({"another account"})
+    ),
     "copies are taken": Variant(_take_copies, frozenset({"copies"})),
     "a namesake is believed": Variant(_believe_a_namesake, frozenset({"another account"})),
-    "no candidate is asked for": Variant(_no_candidates, frozenset({"names"})),
-    "one name mutes another": Variant(_one_name_mutes_another, frozenset({"names"})),
-    "look-alikes refuse": Variant(_look_alikes_refuse, frozenset({"names"})),
-    "refusals are proof": Variant(_refusals_are_proof, frozenset({"repeats"})),
+    # What an answer or a notification named is never asked for.
+    "no candidate is asked for": Variant(
+        lambda: [(Followed, "candidate", lambda self: None), (Followed, "all_missing", _always)],
+        frozenset({"names"}),
+    ),
+    # Of the transaction ids that were named only the first is kept.
+    "one name mutes another": Variant(
+        lambda: [(lifecycle, "_with_candidate", lambda known, candidate_id: known or (candidate_id,))],
+        frozenset({"names"}),
+    ),
+    # An error object refuses, whatever transaction id stands beside or within it.
+    "look-alikes refuse": Variant(
+        lambda: [(answers.Answer, "may_name_a_transaction", False)], frozenset({"names"})
+    ),
+    # What is refused as existing does not exist: 2061 and duplicates are taken at their word.
+    "refusals are proof": Variant(lambda: [(Refusals, "find_existing", _nothing)], frozenset({"repeats"})),
     "one of several decides": Variant(_one_of_several_decides, frozenset({"twins"})),
     "slower without end": Variant(_slower_without_end, frozenset({"sheds"})),
     "late news at once": Variant(_late_news_at_once, frozenset({"storms"})),
-    "endless source": Variant(_endless_source, frozenset({"hangs"})),
-    "guard outside the permit": Variant(_guard_outside, frozenset({"purchases"})),
+    # A status source of the user's has all the time that it takes.
+    "endless source": Variant(
+        lambda: [(queries, "within", lambda clock, seconds, work: work)], frozenset({"hangs"})
+    ),
+    # Whether a purchase is free is read before the permit, and not in its transaction.
+    "guard outside the permit": Variant(
+        lambda: [_unguarded(lambda rule: f"{rule} AND false")], frozenset({"purchases"})
+    ),
     "forms are forgotten": Variant(_forms_forgotten, frozenset({"purchases"})),
     "no answer is the last": Variant(_no_answer_is_the_last, frozenset({"purchases", "silence"})),
-    "memory says more": Variant(_memory_says_more, frozenset({"outages"})),
+    # What the ledger could not take is true all the same.
+    "memory says more": Variant(
+        lambda: [(late_writes, "unwritten", lifecycle.advance)], frozenset({"outages"})
+    ),
 }
 if sys.version_info >= (3, 12):
-    VARIANTS["tasks begin at once"] = Variant(_tasks_begin_at_once, frozenset({"eager"}))
+    # A query's task is stored by its creator, who may be the later one of the two.
+    VARIANTS["tasks begin at once"] = Variant(
+        lambda: [(poller, "start", lambda work: asyncio.get_running_loop().create_task(work))],
+        frozenset({"eager"}),
+    )
 
 
 @contextmanager

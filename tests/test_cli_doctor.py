@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,9 +36,20 @@ state_field = "transactionStatus"
 """
 
 
-class Handler(BaseHTTPRequestHandler):
+class Server(ThreadingHTTPServer):
     """Answers every request alike, and remembers them."""
 
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str, dict[str, str]]] = []
+        self.status, self.page, self.headers = 200, "", dict[str, str]()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: object) -> None:
+        """A handshake that the other side breaks off is meant."""
+
+
+class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
@@ -52,30 +64,14 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-class Server(ThreadingHTTPServer):
-    headers: dict[str, str] = {}  # noqa: RUF012 - set by each test
-    page = ""
-    status = 200
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.seen: list[tuple[str, str, dict[str, str]]] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, *_: object) -> None:
-        """A handshake that the other side breaks off is meant."""
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with Server() as server, ThreadPoolExecutor() as pool:
+        pool.submit(server.serve_forever, 0.01)
         try:
             yield server
         finally:
             server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -198,17 +194,20 @@ def test_the_certificate_is_looked_at(server: Server, monkeypatch: pytest.Monkey
 
 def test_a_ledger_in_use_is_its_owners(server: Server, capfd: Said) -> None:
     """It is not looked at, and nothing is wrong; a free one is opened and closed again."""
+    arguments = [
+        "doctor",
+        "--base-url",
+        server.url,
+        "--profile",
+        "shop.toml",
+        "--ledger",
+        "sqlite:charges.db",
+    ]
 
     async def while_open() -> int:
-        book = await open_ledger("sqlite:charges.db")
-        try:
+        async with contextlib.aclosing(await open_ledger("sqlite:charges.db")):
             return await asyncio.to_thread(main, arguments)
-        finally:
-            await book.aclose()
 
-    arguments = [
-        "doctor", "--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db",
-    ]  # fmt: skip
     assert asyncio.run(while_open()) == 0
     assert any("open in another process" in text for text in said(capfd)["note"])
     assert main(arguments) == 0
@@ -218,25 +217,15 @@ def test_a_ledger_in_use_is_its_owners(server: Server, capfd: Said) -> None:
 def test_the_gaps_of_a_profile() -> None:
     """Each name that is missing, with the call that will raise; a whole profile has none."""
     texts = [line.text for line in check_profile(DOCUMENT)]
-    for name in (
-        "[status]",
-        "link_hosts",
-        "confirm, returned, cancel, reverse, nick_name_flag, language_field",
-    ):
+    raising = "confirm, returned, cancel, reverse, nick_name_flag, language_field"
+    for name in ("[status]", "link_hosts", raising):
         assert any(text.startswith(f"no {name}") for text in texts)
     whole = attrs.evolve(
         find_profile("payphone"), link_hosts=frozenset({"p"}), wallet_link_field="payWithX", queries_per_minute=30,
     )  # fmt: skip
     assert [line.text for line in check_profile(whole) if line.level != "ok"] == []
-    half = ServiceProfile.parse(
-        {
-            "status": {
-                "by_transaction_id": "/s/{transaction_id}",
-                "state_field": "s",
-                "states": {"A": "Aceptado"},
-            }
-        }
-    )
+    status = {"by_transaction_id": "/s/{transaction_id}", "state_field": "s", "states": {"A": "Aceptado"}}
+    half = ServiceProfile.parse({"status": status})
     gaps = [line.text for line in check_profile(half) if line.level == "gap"]
     assert "stays unknown until an operator" in gaps[0]
     assert "no word to Cancelado, Pendiente" in gaps[1]
@@ -245,21 +234,19 @@ def test_the_gaps_of_a_profile() -> None:
 def test_a_page_of_the_merchants(server: Server, capfd: Said) -> None:
     """Its exit code tells, and words what to change; a site-wide policy lets style and scripts be files."""
     options = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "memory:"]
-    for headers, page, wrong in (
-        ({"Referrer-Policy": "origin", "Content-Security-Policy": "default-src 'self'"}, "", False),
-        ({"Referrer-Policy": "same-origin"}, "", True),
-        ({}, '<meta name="referrer" content="no-referrer">', True),
-        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>', True),
+    for headers, page in (
+        ({"Referrer-Policy": "same-origin"}, ""),
+        ({}, '<meta name="referrer" content="no-referrer">'),
+        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>'),
     ):
         server.headers, server.page = headers, page
-        assert (main(["doctor", *options, "--site", f"{server.url}/checkout"]) == 4) is wrong
+        assert main(["doctor", *options, "--site", f"{server.url}/checkout"]) == 4
         assert server.seen[-1][1] == "/checkout"
-        lines = said(capfd)
-        assert (
-            ("access denied" in lines["wrong"][0])
-            if wrong
-            else any("assets=" in each for each in lines["note"])
-        )
+        assert "access denied" in said(capfd)["wrong"][0]
+    server.headers = {"Referrer-Policy": "origin", "Content-Security-Policy": "default-src 'self'"}
+    server.page = ""
+    assert main(["doctor", *options, "--site", f"{server.url}/checkout"]) != 4
+    assert any("assets=" in each for each in said(capfd)["note"])
 
 
 def test_a_page_that_moves_on_or_fails(server: Server, capfd: Said) -> None:

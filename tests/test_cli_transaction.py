@@ -12,6 +12,7 @@ import pytest
 import payclient
 from cli_runs import Said
 from fake_service import form, sale
+from payclient import sync
 from payclient.cli import main
 from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
@@ -120,41 +121,37 @@ def test_a_payment_is_given_back_until_its_hour(service: SimulatorThread, capfd:
 
 
 @pytest.mark.parametrize("command", ["cancel", "reverse"])
-@pytest.mark.parametrize(("answer", "code"), [("", 2), ("no", 2), ("y", 3)])
-def test_on_a_terminal_it_asks(
-    command: str, answer: str, code: int, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_on_a_terminal_it_asks(command: str, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Only a yes is one; then the service knows no such transaction."""
-    asked: list[str] = []
+    answers, asked = ["", "no", "y"], list[str]()
 
     def put(_: object, question: str) -> str:
         asked.append(question)
-        return answer
+        return answers[len(asked) - 1]
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rich.console.Console.input", put)
-    assert main([command, "--transaction-id", "999999"]) == code
-    assert len(asked) == 1
+    for code in (2, 2, 3):
+        assert main([command, "--transaction-id", "999999"]) == code
+        assert ("nothing was sent" in capfd.readouterr().err) == (code == 2)
+    assert len(asked) == 3
     assert "transaction 999999" in asked[0]
-    assert ("nothing was sent" in capfd.readouterr().err) == (code == 2)
 
 
 @pytest.mark.parametrize("command", ["cancel", "reverse"])
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--transaction-id", "7"], "--yes"),
-        (["--yes"], "--transaction-id or --client-transaction-id"),
-        (["--yes", "--transaction-id", "7", "--client-transaction-id", "x"], "--transaction-id or"),
-        (["--yes", "--transaction-id", "0"], "transactionId"),
-        (["--yes", "--transaction-id", "7", "--profile", "document"], "by_transaction_id"),
+        ("--transaction-id 7", "--yes"),
+        ("--yes", "--transaction-id or --client-transaction-id"),
+        ("--yes --transaction-id 7 --client-transaction-id x", "--transaction-id or"),
+        ("--yes --transaction-id 0", "transactionId"),
+        ("--yes --transaction-id 7 --profile document", "by_transaction_id"),
     ],
 )
-def test_bad_input_is_2_and_nothing_is_sent(
-    command: str, arguments: list[str], says: str, capfd: Said
-) -> None:
+def test_bad_input_is_2_and_nothing_is_sent(command: str, arguments: str, says: str, capfd: Said) -> None:
     """Said in one line."""
-    assert main([command, *arguments]) == 2
+    assert main([command, *arguments.split()]) == 2
     err = capfd.readouterr().err
     assert says in err
     assert err.count("\n") == 1
@@ -170,27 +167,18 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
 
 @pytest.mark.parametrize("by", ["transaction", "client"])
 def test_reversed_by_the_ledger(
-    service: SimulatorThread,
-    by: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
+    service: SimulatorThread, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """The ledger keeps what came of it, and the same command sends nothing again; what it does not have is refused."""
     name, url = f"cli-kept-{by}", f"sqlite:{tmp_path / 'charges.db'}"
-
-    async def charge() -> int:
-        async with payclient.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
-            pending = await tracker.sale(sale(name, store_id=name))
-            assert pending.transaction_id is not None
-            await asyncio.to_thread(service.approve, pending.transaction_id)
-            assert (await pending.check()).paid
-            return pending.transaction_id
-
-    number = asyncio.run(charge())
+    with sync.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
+        pending = tracker.sale(sale(name, store_id=name))
+        assert pending.transaction_id is not None
+        service.approve(pending.transaction_id)
+        assert pending.check().paid
     monkeypatch.setenv("PAYCLIENT_LEDGER", url)
-    which = ["--transaction-id", str(number)] if by == "transaction" else ["--client-transaction-id", name]
-    before = service.counts.reversed
+    number, before = str(pending.transaction_id), service.counts.reversed
+    which = ["--transaction-id", number] if by == "transaction" else ["--client-transaction-id", name]
     for _ in range(2):
         assert main(["reverse", *which, "--yes"]) == 0
         assert "reversed" in capfd.readouterr().out

@@ -1,7 +1,5 @@
 """How a run is watched: live, in plain lines, quietly, by a machine; and the page that it leaves."""
 
-import base64
-import hashlib
 import io
 import json
 import os
@@ -9,7 +7,6 @@ import re
 import shlex
 import signal
 import socket
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from rich.console import Console
 
 from cli_runs import Said, Service, charge_arguments, read_report, rows_of, start, write_csv
 from fake_service import FakeService, lost_answer, sale, tracking
+from pages import Read, digest_of
 from payclient import DOCUMENT
 from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
@@ -182,53 +180,23 @@ def test_durations_are_rounded_up() -> None:
 # --- The page
 
 
-class Strict(HTMLParser):
-    """Every element closed, in order; what it needs from outside is collected."""
-
-    VOID = frozenset({"meta", "br"})
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.outside: list[str] = []
-        self.ids: list[str] = []
-        self.tags: set[str] = set()
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        assert len({name for name, _ in attributes}) == len(attributes)
-        for name, value in attributes:
-            assert not name.startswith("on")
-            assert name != "style", "the policy forbids it"
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "action", "data") and not (value or "").startswith("#"):
-                self.outside.append(value or "")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def read_page(text: str) -> Strict:
-    parser = Strict()
-    parser.feed(text)
-    parser.close()
-    assert parser.open == []
-    assert parser.outside == []
-    assert len(set(parser.ids)) == len(parser.ids)
-    assert "script" not in parser.tags
-    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
-    assert style is not None
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
-    assert f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{digest}'" in text
+def read_page(text: str) -> Read:
+    """A page that needs nothing from outside, and no script."""
+    read = Read(text)
+    assert read.is_whole
+    addresses = [
+        attributes.get(name) or "#"
+        for _, attributes in read.tags
+        for name in ("src", "href", "action", "data")
+    ]
+    assert all(address.startswith("#") for address in addresses)
+    assert "script" not in dict(read.tags)
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src "
+    assert policy + digest_of(read.inline["style"]) in text
     assert "url(h" not in text
-    return parser
+    return read
 
 
 def page_of(path: Path, *lines: Line, code: int | None = 4, total: int | None = None) -> str:
@@ -275,12 +243,13 @@ def test_what_others_wrote_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_page_of_a_run_that_goes_on_loads_itself_again(tmp_path: Path) -> None:
-    """And says that the rest has no outcome yet."""
+    """And says that the rest has no outcome yet; that of an interrupted one says that it was."""
     text = page_of(tmp_path / "r.html", line(1), code=None, total=9)
-    page = read_page(text)
     assert '<meta http-equiv="refresh" content="30">' in text
-    assert "Still running" in page.text
-    assert "8 have no outcome yet" in page.text
+    for words in ("Still running", "8 have no outcome yet"):
+        assert words in read_page(text).text
+    for words in ("0 of 3 charges were paid.", "Interrupted"):
+        assert words in read_page(page_of(tmp_path / "r.html", code=130, total=3)).text
 
 
 def test_a_page_lists_so_many_and_counts_all(tmp_path: Path) -> None:
@@ -292,21 +261,16 @@ def test_a_page_lists_so_many_and_counts_all(tmp_path: Path) -> None:
     assert len(re.findall(r"row-\d", page.text)) == LISTED + 1
 
 
-def test_no_rows_make_a_page(tmp_path: Path) -> None:
-    """It ends in .html, in a folder that is there."""
-    page = read_page(page_of(tmp_path / "r.html", code=130, total=3))
-    assert "0 of 3 charges were paid." in page.text
-    assert "Interrupted" in page.text
-    for name, said in (("r.txt", "must end in .html"), ("no/r.html", "directory")):
+def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
+    """One of ours is replaced in one step, and nothing stays beside it. It ends in .html, in a folder that is there."""
+    (tmp_path / "a.html").write_text("<h1>mine</h1>")
+    for name, said in (
+        ("a.html", "payclient did not write it"),
+        ("r.txt", "must end in .html"),
+        ("no/r.html", "directory"),
+    ):
         with pytest.raises(ConfigurationError, match=said):
             RunPage(tmp_path / name, title="x", window=300)
-
-
-def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
-    """One of ours is replaced in one step, and nothing stays beside it."""
-    (tmp_path / "a.html").write_text("<h1>mine</h1>")
-    with pytest.raises(ConfigurationError, match="payclient did not write it"):
-        RunPage(tmp_path / "a.html", title="x", window=300)
     for _ in range(2):
         page_of(tmp_path / "b.html", line(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]

@@ -8,7 +8,6 @@ import sqlite3
 import types
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +18,7 @@ from aiohttp import web
 
 import payclient
 from manual_clock import ManualClock
+from pages import Read
 from payclient.notifications import notification_url
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from payclient.web import Page
@@ -53,19 +53,6 @@ class HeldSimulator(Simulator):
         """The one sale of a client transaction id."""
         (sale,) = [one for one in self.sales.values() if one.client_transaction_id == client_transaction_id]
         return sale
-
-
-class Links(HTMLParser):
-    """The addresses of a page's links."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.found.append(dict(attributes).get("href") or "")
 
 
 class Customer:
@@ -119,7 +106,7 @@ class Customer:
             assert response.status == 200
             assert response.headers.getall("Referrer-Policy") == ["origin"]
             assert response.headers["Cache-Control"] == "no-store"
-            (link,) = Links(await response.text()).found
+            (link,) = [each["href"] or "" for each in Read(await response.text()).of("a")]
             return link
 
     async def notify(self, url: str, method: str = "GET", **options: object) -> bytes:

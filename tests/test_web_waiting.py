@@ -11,7 +11,7 @@ import payclient
 from fake_service import FakeService, Held, lost_answer, sale, tracking
 from fake_service import form as request
 from payclient.web import is_waiting, sale_status, waiting_page
-from test_web_redirect import Read, assert_policy_fits
+from test_web_redirect import assert_policy_fits, read_page
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def test_the_page_says_what_to_do_and_how_long(pending: payclient.PendingS
     assert "Apruebe el pago en su teléfono" in text
     assert '<b id="clock" role="timer">4:32</b>' in text
     assert "USD 11,50 &lt;b&gt;" in text
-    (box,) = [each for each in Read(page).of("div") if each.get("id") == "wait"]
+    (box,) = [each for each in read_page(page).of("div") if each.get("id") == "wait"]
     assert box["role"] == "status"
     assert (box["data-status"], box["data-seconds"]) == ("/orders/order-17/status", "272")
     assert "connect-src 'self'; " in page.headers["Content-Security-Policy"]

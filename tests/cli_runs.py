@@ -111,18 +111,18 @@ def simulated(directory: Path, *arguments: str, window: float) -> Iterator[Servi
 
 
 @contextmanager
-def crowd(folders: pytest.TempPathFactory, answer: str, window: float = 10) -> Iterator[Service]:
-    """A simulator in a thread, all of whose customers do the same at once.
+def crowd(folders: pytest.TempPathFactory, answers: str, window: float = 10) -> Iterator[Service]:
+    """A simulator in a thread, whose customers answer at once, such as "approve=0.7,reject=0.3".
 
     The gaps between queries scale with the window: a short one finds an answer soon.
     """
     from payclient.cli.simulate import settings_of  # which needs the packages of the command line
 
-    profile = write_profile(folders.mktemp(answer), window)
+    profile = write_profile(folders.mktemp("service"), window)
     simulator = Simulator(
         token=TOKEN,
         settings=settings_of(find_profile(str(profile))),
-        answers=attrs.evolve(Answers.parse(f"{answer}=1"), delay=lambda _: 0.01),
+        answers=attrs.evolve(Answers.parse(answers), delay=lambda _: 0.01),
         control=True,
     )
     with SimulatorThread(simulator) as thread:
@@ -131,30 +131,29 @@ def crowd(folders: pytest.TempPathFactory, answer: str, window: float = 10) -> I
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A process; most approve, some reject, some never answer."""
-    answers = ("--answers", "approve=0.7,reject=0.2,ignore=0.1", "--delay", "0.2")
-    with simulated(tmp_path_factory.mktemp("mixed"), *answers, window=1.5) as running:
+    """Most approve, some reject, some never answer."""
+    with crowd(tmp_path_factory, "approve=0.7,reject=0.2,ignore=0.1", window=1.5) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Everybody approves at once."""
-    with crowd(tmp_path_factory, "approve") as running:
+    with crowd(tmp_path_factory, "approve=1") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Everybody rejects at once."""
-    with crowd(tmp_path_factory, "reject") as running:
+    with crowd(tmp_path_factory, "reject=1") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Nobody answers, until the test lets them reject."""
-    with crowd(tmp_path_factory, "ignore") as running:
+    with crowd(tmp_path_factory, "ignore=1") as running:
         yield running
 
 

@@ -79,7 +79,7 @@ def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(
 ) -> None:
     """No file of the run may grow: what was sent is followed, the rest is never sent, and the exit code is 4."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("ledgerfull", 300)), tmp_path / "report.csv"
-    with crowd(tmp_path_factory, "reject", window=1.5) as service, (tmp_path / "log").open("wb", 0) as log:
+    with crowd(tmp_path_factory, "reject=1", window=1.5) as service, (tmp_path / "log").open("wb", 0) as log:
         log.write(b"x" * 250_000)
         arguments = charge_arguments(service, file, "--report", str(report), "--max-in-flight", "20")
         command = [sys.executable, "-c", SMALL_FILES, *arguments]

@@ -10,7 +10,6 @@ import pytest
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import FakeService, lost_answer, outcome_of, refusal, sale, tracking
-from payclient.ledger.memory import MemoryLedger
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
 
@@ -67,12 +66,17 @@ async def test_a_decision_ends_the_waits(as_: Any, paid: bool) -> None:
 
 
 async def test_another_process_hears_of_it() -> None:
+    """Also one that is started later."""
     service = unknowing()
     ledger = SharedLedger()
     async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
         pending = await one.sale(sale())
         await other.resolve("order-17", as_="accepted", **WHO)
         assert (await outcome_of(service, pending)).paid is True
+    async with tracking(service, SharedLedger(ledger)) as later:
+        found = await later.find("order-17")
+        assert found is not None
+        assert (found.state, found.outcome.paid) == ("accepted", True)
 
 
 async def test_what_is_not_decided_by_hand() -> None:
@@ -115,15 +119,3 @@ async def test_a_ledger_that_fails() -> None:
         assert pending.state == "unknown"
         full = False
         assert (await tracker.resolve("order-17", as_="accepted", **WHO)).paid is True
-
-
-async def test_a_decision_after_a_restart() -> None:
-    service, ledger = unknowing(), MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await tracker.sale(sale())
-    async with tracking(service, ledger) as tracker:
-        await tracker.resolve("order-17", as_="cancelled", **WHO)
-    async with tracking(service, ledger) as tracker:
-        found = await tracker.find("order-17")
-        assert found is not None
-        assert (found.state, found.outcome.paid) == ("cancelled", False)

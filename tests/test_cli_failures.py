@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -125,15 +124,11 @@ def test_a_report_on_a_full_disk_ends_the_sending(unwilling: Service, tmp_path: 
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
 
 
-def test_a_loop_without_signal_handlers_charges(
+def test_a_system_without_sighup_charges(
     willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows."""
-
-    def lacking(*_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lacking)
+    """As Windows."""
+    monkeypatch.delattr("signal.SIGHUP")
     assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("windows", 2)))) == 0
 
 

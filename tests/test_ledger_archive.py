@@ -16,13 +16,24 @@ from typing import Any
 import attrs
 import pytest
 
-from fake_service import record_in
+from fake_service import (
+    FakeService,
+    error_of,
+    hint,
+    posted,
+    record_in,
+    refuses,
+    reset,
+    sale,
+    tracking,
+)
 from payclient.cli import main
 from payclient.errors import (
     ConfigurationError,
     LedgerInUseError,
     LedgerMissingError,
     LedgerUnavailableError,
+    RefusedError,
     TransitionError,
 )
 from payclient.events import Created, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
@@ -118,6 +129,24 @@ async def test_what_an_archived_attempt_still_forbids(url: str, tmp_path: Path) 
         )  # fmt: skip
         attempts = (await ledger.attempts(["refused"]))["refused"]
         assert ([each.archived for each in attempts], attempts[-1]) == ([True, False], second)
+
+
+async def test_an_archived_refusal_is_looked_at_before_it_is_sent_again(url: str, tmp_path: Path) -> None:
+    """It was notified, and its only query failed: it exists, which the archive's file alone says by now."""
+    service = FakeService()
+    service.scripts = [posted(1, refuses(800))]
+    service.status_scripts = [reset] * 2
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        await error_of(RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await tracker.health()
+    await archive_ledger(url, service.clock.time() + 1, tmp_path / "archive")
+    service.decide("Aceptado")
+    service.status_scripts.clear()
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        assert (await record_in(ledger)).archived
+        await error_of(LedgerUnavailableError, tracker.sale(sale()))
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_later_payment_beside_an_archived_one_is_seen(url: str, tmp_path: Path) -> None:

@@ -461,6 +461,17 @@ async def test_closing_ends_the_asking(service: FakeService) -> None:
     assert (await waiting).paid is None
 
 
+async def test_closing_ends_the_wait_for_a_turn(service: FakeService) -> None:
+    """Under a tight rate: whoever came back is let go, though his confirmation has not been asked for yet."""
+    async with prepared(service, attrs.evolve(PROFILE, queries_per_minute=1)) as tracker:
+        await (await pending_of(tracker, "form-1")).check()
+        waiting = asyncio.create_task(tracker.returned(service.pay("form-1")))
+        await service.clock.advance(1)
+        assert not service.confirms
+    async with asyncio.timeout(5):
+        assert (await waiting).paid is None
+
+
 # --- Withdrawing a push
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,27 @@ async def test_the_file_is_on_disk_before_anything_is_deleted(
     await archive_ledger(url, BEFORE, tmp_path / "archive")
     kept = [step for step in steps if step in ("file", "name", "directory", "archive")]
     assert kept == ["file", "name", "directory", "archive"]
+
+
+async def test_a_call_that_is_cancelled_before_its_thread_begins(tmp_path: Path) -> None:
+    """All threads are busy: nothing is begun, and nothing is left that was not awaited, which is a warning."""
+    async with opened(f"sqlite:{tmp_path / 'charges.db'}"):
+        pass
+    busy, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    waiting = loop.run_in_executor(None, busy.wait)
+    archiving = asyncio.create_task(
+        archive_ledger(f"sqlite:{tmp_path / 'charges.db'}", 0.0, tmp_path / "archive.jsonl")
+    )
+    await asyncio.sleep(0)
+    archiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await archiving
+    busy.set()
+    await waiting
+    del archiving
+    gc.collect()
+    assert not (tmp_path / "archive.jsonl").exists()
 
 
 def test_a_cancelled_call(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

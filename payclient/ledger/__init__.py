@@ -286,7 +286,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     stop = threading.Event()
     try:
         # In a loop of its own, since it waits for the disk.
-        return await asyncio.to_thread(asyncio.run, run())
+        return await asyncio.to_thread(lambda: asyncio.run(run()))
     finally:
         stop.set()  # cancelled: it ends after the transaction that is under way
 

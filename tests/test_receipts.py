@@ -173,6 +173,7 @@ async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> N
     service, ledger = FakeService(), MemoryLedger()
     junk: Any = {
         "authorizationCode": "W7", "email": "ann@shop.example", 5: "x", "tip": 1.5, "message": ["no"],
+        "cardBrand": "Vi\ud83d",  # a cut emoji, as `json.loads` gives it
     }  # fmt: skip
     paid = StatusReport(state="Aceptado", client_transaction_id="order-1", receipt=junk)
     declined = StatusReport(state="Cancelado", client_transaction_id="order-22", reason="no funds")
@@ -182,7 +183,8 @@ async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> N
         return said[reference.client_transaction_id]
 
     async with tracking(service, ledger, PLAIN, status=status) as tracker:
-        for name, kept in (("order-1", (None, {"authorizationCode": "W7"})), ("order-22", ("no funds", {}))):
+        receipt = {"authorizationCode": "W7", "cardBrand": "Vi\\ud83d"}
+        for name, kept in (("order-1", (None, receipt)), ("order-22", ("no funds", {}))):
             outcome = await outcome_of(service, await tracker.sale(push(name, f"09840000{len(name):02}")))
             assert (outcome.reason, outcome.receipt) == kept
 

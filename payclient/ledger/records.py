@@ -208,12 +208,19 @@ def sanitize_event(event: Event) -> Event:
 
 
 def _ascii(receipt: str) -> str | None:
-    """Return a JSON object in ASCII, or None where it is not one: PostgreSQL refuses NUL and surrogates."""
+    """Return a JSON object in ASCII, its texts printable, or None where it is not one: no reader takes a surrogate."""
     try:
         fields = json.loads(receipt)
     except ValueError:
         return None
-    return json.dumps(fields) if isinstance(fields, dict) and fields else None
+    if not isinstance(fields, dict) or not fields:
+        return None
+    return json.dumps(
+        {
+            sanitize_text(name): sanitize_text(value) if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+    )
 
 
 def describe(event: Event) -> str | None:

@@ -488,15 +488,17 @@ def test_hanging_token_callable() -> None:
     virtually(main)
 
 
-# --- Status
-
-
-@pytest.mark.parametrize("said", [HttpResponse(200), HttpResponse(429), WHO])
-async def test_an_error_of_a_status_query_says_of_which_id(said: HttpResponse) -> None:
-    """As those of every other call do."""
-    with pytest.raises(PayError) as caught:
-        await session_over(Scripted(said)).status(client_transaction_id="order-1")
-    assert caught.value.client_transaction_id == "order-1"
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_a_query_is_repeated_after_any_server_error(delays: list[float], status: int) -> None:
+    """500 as well as a proxy's: a query changes nothing. Its errors say of which id, as those of all calls do."""
+    fake = Scripted(HttpResponse(status), PENDING)
+    report = await session_over(fake).status(transaction_id=12)
+    assert report is not None
+    assert (report.state, len(fake.requests), len(delays)) == ("Pendiente", 2, 1)
+    for said in (HttpResponse(200), HttpResponse(429), WHO, HttpResponse(status)):
+        with pytest.raises(PayError) as caught:
+            await session_over(Scripted(said)).status(client_transaction_id="order-1")
+        assert caught.value.client_transaction_id == "order-1"
 
 
 # --- `on_exchange`
@@ -568,15 +570,6 @@ async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
     assert [(one.sent, one.error, one.http_status) for one in told] == [
         (True, "CancelledError", None), (True, "OutcomeUnknownError", None), (True, "NotSentError", None),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("status", [500, 502, 503])
-async def test_a_query_is_repeated_after_any_server_error(delays: list[float], status: int) -> None:
-    """500 as well as a proxy's: a query changes nothing."""
-    fake = Scripted(HttpResponse(status), PENDING)
-    report = await session_over(fake).status(transaction_id=12)
-    assert report is not None
-    assert (report.state, len(fake.requests), len(delays)) == ("Pendiente", 2, 1)
 
 
 # --- The total time-out, in virtual time

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import payclient
-from fake_service import FakeService, lost_answer, outcome_of, refuses, sale, tracking
+from fake_service import FakeService, Scripted, answer, lost_answer, outcome_of, refuses, sale, tracking
 from payclient import sync, telemetry
 from payclient.models import Notification
-from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 from required import module
 
@@ -189,19 +188,8 @@ async def test_nothing_personal_and_no_id_in_a_metric(exported: Exported) -> Non
 
 async def test_a_request_that_is_sent_again(exported: Exported, delays: object) -> None:
     """One exchange, with its resends counted."""
-    service = FakeService()
-
-    async def refused(request: payclient.wire.HttpRequest, before_send: Any) -> payclient.wire.HttpResponse:
-        tries.append(1)
-        if len(tries) < 3:
-            raise ConnectionRefusedError
-        return await service(request, before_send)
-
-    tries: list[int] = []
-    async with (
-        PaySession("https://pay.example", "token", transport=refused) as session,
-        payclient.Tracker(session, await payclient.open_ledger("memory:"), clock=service.clock) as tracker,
-    ):
+    transport = Scripted(answer(200, {"transactionId": 1000}), refused=2)
+    async with tracking(FakeService(), transport=transport) as tracker:
         exported.instrument(tracker)
         await tracker.sale(sale())
     (sent,) = [span for span in exported.spans() if span.name == "POST sale"]

@@ -423,29 +423,19 @@ def black_hole() -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def nowhere(how: str) -> AsyncIterator[dict[str, Any]]:
-    """The options of a session whose connection never stands."""
-    async with contextlib.AsyncExitStack() as stack:
-        if how.startswith(("refused", "no proxy")):
-            host = f"127.0.0.1:{stack.enter_context(kept_port())}"
-        elif how.startswith("black hole"):
-            host = stack.enter_context(black_hole()).removeprefix("http://")
-        else:
-            plain = (next_turns, write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fin)
-            server = await stack.enter_async_context(RawServer(plain if "plain" in how else (hang,)))
-            host = server.url.removeprefix("http://")
-            stack.callback(lambda: check(TOKEN.encode() not in server.data))
-        if "proxy" in how:
-            yield {"url": "https://pay.example", "proxy": f"http://{host}"}
-        else:
-            timeouts = (
-                Timeouts(connect=30, total=600) if "connect" in how else Timeouts(connect=600, total=30)
-            )
-            yield {"url": f"{'https' if 'TLS' in how else 'http'}://{host}", "timeouts": timeouts}
-
-
-def check(good: bool) -> None:
-    assert good
+async def nowhere(how: str) -> AsyncIterator[str]:
+    """The address of one with whom no connection ever stands."""
+    if "black hole" in how:
+        with black_hole() as url:
+            yield url
+    elif "refused" in how or "no proxy" in how:
+        with kept_port() as port:
+            yield f"http://127.0.0.1:{port}"
+    else:
+        plain = (next_turns, write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fin)
+        async with RawServer(plain if "plain" in how else (hang,)) as server:
+            yield server.url
+            assert TOKEN.encode() not in server.data
 
 
 @pytest.mark.parametrize(
@@ -459,9 +449,13 @@ def check(good: bool) -> None:
 async def test_never_connected(how: str, delays: list[float]) -> None:
     """Not sent, whichever time-out ends it, no permit is spent, and it is tried again; a plain port sees no request."""
     permit = Permit()
-    async with nowhere(how) as options, asyncio.timeout(900):
+    timeouts = Timeouts(connect=30, total=600) if "connect" in how else Timeouts(connect=600, total=30)
+    async with nowhere(how) as there, asyncio.timeout(900):
+        proxy, url = (there, "https://pay.example") if "proxy" in how else (None, there)
+        if "TLS" in how:
+            url = url.replace("http:", "https:")
         for before_send in (permit, None):
-            async with session_to(**options) as session:
+            async with session_to(url, timeouts, proxy=proxy) as session:
                 outcome = await outcome_of(session.sale(sale_request(), before_send=before_send))
             check_no_lie(outcome, b"")
             assert type(outcome) is NotSentError

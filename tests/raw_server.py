@@ -12,7 +12,7 @@ import socket
 import ssl
 import struct
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -174,29 +174,14 @@ def write(data: bytes) -> Step:
     return step
 
 
-def flood(data: bytes, *, pause: float = 0.0) -> Step:
-    """Write the same bytes over and over until the client goes."""
+def pour(blocks: Iterable[bytes], *, pause: float = 0.0) -> Step:
+    """Write one block after the other until the client goes."""
 
     async def step(connection: Connection) -> None:
         gone = asyncio.ensure_future(hang(connection))
         try:
-            while not gone.done():
-                await connection.write(data)
-                await asyncio.wait([gone], timeout=pause)
-        finally:
-            gone.cancel()
-
-    return step
-
-
-def drip(data: bytes, *, pause: float) -> Step:
-    """Write one byte after the other until the client goes."""
-
-    async def step(connection: Connection) -> None:
-        gone = asyncio.ensure_future(hang(connection))
-        try:
-            for index in range(len(data)):
-                await connection.write(data[index : index + 1])
+            for block in blocks:
+                await connection.write(block)
                 if (await asyncio.wait([gone], timeout=pause))[0]:
                     break
         finally:

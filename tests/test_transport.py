@@ -11,6 +11,7 @@ import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import cache, partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,11 +44,10 @@ from raw_server import (
     Step,
     answer,
     client_context,
-    drip,
     fin,
-    flood,
     hang,
     next_turns,
+    pour,
     read,
     requests_in,
     reset,
@@ -211,9 +211,9 @@ ROWS = [
     Row("stalled before the answer", (read, hang), UNKNOWN),
     sends("stalled in the head", CREATED[:20], UNKNOWN),
     sends("stalled in the body", HALF, UNKNOWN),
-    Row("one byte after the other", (read, drip(CREATED * 9, pause=10.0)), UNKNOWN),
-    Row("100 without end", (read, flood(b"HTTP/1.1 100 Continue\r\n\r\n", pause=10.0)), UNKNOWN),
-    Row("102 without end", (read, flood(b"HTTP/1.1 102 Wait\r\n\r\n", pause=10.0)), UNKNOWN),
+    Row("one byte after the other", (read, pour([bytes([one]) for one in CREATED * 9], pause=10.0)), UNKNOWN),
+    Row("100 without end", (read, pour(repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), pause=10.0)), UNKNOWN),
+    Row("102 without end", (read, pour(repeat(b"HTTP/1.1 102 Wait\r\n\r\n"), pause=10.0)), UNKNOWN),
     sends("100, then the answer", b"HTTP/1.1 100 Continue\r\n\r\n" + CREATED, 12),
     sends("103, then the answer", b"HTTP/1.1 103 Hints\r\nLink: </a>\r\n\r\n" + CREATED, 12),
     sends("101", b"HTTP/1.1 101 Go\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + CREATED, UNKNOWN, fin),
@@ -236,7 +236,7 @@ ROWS = [
     sends("chunk too short", CHUNKED + b'5\r\n{"transactionId": 12}\r\n0\r\n\r\n', UNKNOWN, fin),
     sends("no last chunk, closed", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN, fin),
     sends("no last chunk, stalled", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN),
-    Row("headers without end", (read, write(b"HTTP/1.1 200 OK\r\n"), flood(b"X-A: b\r\n" * 500)), UNKNOWN),
+    Row("headers without end", (read, write(b"HTTP/1.1 200 OK\r\n"), pour(repeat(b"X-A: b\r\n" * 500))), UNKNOWN),
     sends("a header of 1 MB", b"HTTP/1.1 200 OK\r\nX-A: " + b"b" * (1 << 20) + b"\r\n\r\n", UNKNOWN, fin),
     # Statuses and bodies, one of a kind: what each of them is stands in the tables of the pure readers.
     answers("HTML 200", HTML, UNKNOWN, 200),
@@ -393,7 +393,7 @@ async def test_a_huge_answer_is_bounded(coding: str) -> None:
     bomb = gzip.compress(b'{"transactionId": 12, "a": "' + b"0" * (1 << 25) + b'"}')
     steps = {
         "gzip": (read, write(answer(bomb, 200, "Content-Encoding: gzip"))),
-        "identity": (read, write(answer(b"", length=20_000_000)), flood(b"0" * (1 << 16))),
+        "identity": (read, write(answer(b"", length=20_000_000)), pour(repeat(b"0" * (1 << 16)))),
     }
     async with RawServer(steps[coding]) as server, session_to(server.url) as session:
         tracemalloc.start()

@@ -57,19 +57,6 @@ async def test_an_address_without_a_host_is_told_from_one_that_refuses(
     assert str(caught.value) == "no address found for pay.invalid (DNS); nothing was sent"
 
 
-async def test_an_id_that_was_used_and_a_wait_that_ended_are_named() -> None:
-    async with Simulator() as service, payclient.open_tracker(service.url, "token") as tracker:
-        pending = await tracker.sale(SaleRequest(**SALE))
-        with pytest.raises(
-            payclient.DifferentRequestError, match=r"^order-17 was already used for a different requ"
-        ):
-            await tracker.sale(SaleRequest(**SALE | {"tip": 5}))
-        with pytest.raises(
-            payclient.StillPendingError, match=r"^order-17 is still pending after 0\.01 s; tracking go"
-        ):
-            await pending.wait(timeout=0.01)
-
-
 async def test_no_profile_is_the_documents() -> None:
     """As a setting that was left empty comes."""
     async with payclient.open_tracker("http://127.0.0.1:9", "token", profile=None) as tracker:

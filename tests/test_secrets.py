@@ -44,6 +44,7 @@ from fake_ledgers import FailingLedger
 from fake_service import FakeService, Scripted
 from fake_service import answer as json_answer
 from manual_clock import ManualClock
+from payclient.auth import Secret, service_fingerprint
 from payclient.cli import main
 from payclient.events import Prepared
 from payclient.ledger import Ledger
@@ -716,7 +717,6 @@ def report(state: str, **changes: object) -> dict[str, object]:
 
 #: The answers to status queries, the last one for ever.
 SAID: dict[str, list[HttpResponse | LoudError]] = {
-    "pending": [json_answer(200, report("Pendiente"))],
     "accepted twice": [json_answer(200, [report("Aceptado"), report("Aceptado", transactionId=13)])],
     "cancelled, then accepted": [json_answer(200, report(state)) for state in ("Cancelado", "Aceptado")],
     "an unmapped state": [json_answer(200, report(PHONE))],
@@ -847,6 +847,32 @@ async def test_a_tracker_that_cannot_be_opened(how: str, tmp_path: Path) -> None
     check_hidden(outcome)
     if held is not None:
         await held.aclose()
+
+
+# --- What hides a value, and what a ledger remembers of the service's address
+
+
+def test_a_secret_shows_nothing() -> None:
+    """Neither printed nor inside of something, and no pickle takes it away."""
+    secret = Secret("canary")
+    assert (repr(secret), str(secret), f"{secret}", f"{[secret]}") == ("***", "***", "***", "[***]")
+    assert not hasattr(secret, "__dict__")
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(secret)
+    assert secret.reveal() == Secret[str].of(secret).reveal() == Secret.of("canary").reveal() == "canary"
+
+
+def test_another_host_port_or_path_is_another_service() -> None:
+    """However its address is spelled; the digest is keyed, so that no ledger tells another where it was used."""
+    key, url = b"k" * 32, "https://pay.example"
+    for one, others, same in (
+        (url, ["https://PAY.example", f"{url}/", f"{url}:443", f"{url}:443/"], True),
+        ("http://127.0.0.1:4711", ["http://localhost:8080"], True),  # a simulator that starts again
+        (url, ["https://sandbox.pay.example", f"{url}:8443", f"{url}/sandbox", "http://127.0.0.1:80"], False),
+    ):
+        for other in others:
+            assert (service_fingerprint(other, key) == service_fingerprint(one, key)) is same
+            assert service_fingerprint(other, b"l" * 32) != service_fingerprint(one, key)
 
 
 # --- The service's own messages

@@ -112,37 +112,6 @@ async def test_what_is_no_ledger(
 # The server
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("synchronous_commit = off", "synchronous_commit is off"),
-        ("default_transaction_read_only = on", "read_only"),
-        ("default_transaction_isolation = 'serializable'", "isolation"),
-    ],
-)
-async def test_settings_of_a_database(
-    postgres: PostgresServer, new_database: str, setting: str, words: str
-) -> None:
-    """What would lose commits, or change what they mean, is refused in words at the start."""
-    await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET {setting}")
-    with pytest.raises(ConfigurationError, match=words):
-        await open_ledger(postgres.url(new_database))
-    assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(40, "40 s ahead of"), (-40, "40 s behind")])
-async def test_a_clock_that_differs_from_the_servers(
-    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch, seconds: int, words: str
-) -> None:
-    """Its host would take another's living form for dead, and collect the purchase again."""
-    true = time.time
-    monkeypatch.setattr(time, "time", lambda: true() + seconds)
-    with pytest.raises(ConfigurationError, match=words):
-        await open_ledger(postgres.url(new_database))
-    monkeypatch.setattr(time, "time", lambda: true() + seconds / 2)
-    await (await open_ledger(postgres.url(new_database))).aclose()
-
-
 @asynccontextmanager
 async def configured(postgres: PostgresServer, setting: str, value: str) -> AsyncIterator[None]:
     """The whole server, until this ends."""
@@ -164,40 +133,60 @@ async def configured(postgres: PostgresServer, setting: str, value: str) -> Asyn
         await set_to(f"ALTER SYSTEM RESET {setting}", before)
 
 
-@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
-async def test_settings_of_the_server(postgres: PostgresServer, url: str, setting: str) -> None:
-    async with configured(postgres, setting, "off"):
-        with pytest.raises(ConfigurationError, match=f"{setting} is off"):
-            await open_ledger(url)
+#: What the statement `settings` reads of a server that is a safe place for a ledger, but for its time.
+SAFE = {
+    "synchronous_commit": "on", "synchronous_standby_names": "", "fsync": "on", "full_page_writes": "on",
+    "default_transaction_read_only": "off", "default_transaction_isolation": "read committed",
+    "server_encoding": "UTF8", "in_recovery": False, "server_version_num": 150000,
+}  # fmt: skip
 
 
-async def test_local_commits_with_standbys(postgres: PostgresServer, new_database: str) -> None:
-    """`synchronous_commit = local` says that a failover may lose what was charged; alone it does not matter."""
-    await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET synchronous_commit = local")
-    async with opened(postgres.url(new_database)) as ledger:
-        assert await ledger.permit(fresh())
-    async with configured(postgres, "synchronous_standby_names", "nobody"):
-        with pytest.raises(ConfigurationError, match="standbys"):
-            await open_ledger(postgres.url(new_database))
-
-
-async def test_an_encoding_that_lacks_letters(postgres: PostgresServer) -> None:
-    """A message that the database cannot spell would block the record of an answer."""
-    await postgres.execute("postgres", "CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
-    with pytest.raises(ConfigurationError, match="encoding"):
-        await open_ledger(postgres.url("ascii"))
-
-
-SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000, 0.0)
-
-
-@pytest.mark.parametrize(("place", "value", "words"), [(7, True, "standby"), (8, 130011, "PostgreSQL is 13")])
-async def test_servers_that_are_not_here(place: int, value: object, words: str) -> None:
-    """A standby and an old server are refused, which these tests have not."""
+@pytest.mark.parametrize(
+    ("unsafe", "ahead", "words"),
+    [
+        ({"synchronous_commit": "off"}, 0, "synchronous_commit is off"),
+        ({"synchronous_commit": "local", "synchronous_standby_names": "nobody"}, 0, "standbys"),
+        ({"fsync": "off"}, 0, "fsync is off"),
+        ({"full_page_writes": "off"}, 0, "full_page_writes is off"),
+        ({"default_transaction_read_only": "on"}, 0, "read_only"),
+        ({"default_transaction_isolation": "serializable"}, 0, "isolation"),
+        ({"server_encoding": "SQL_ASCII"}, 0, "encoding"),
+        ({"in_recovery": True}, 0, "standby"),
+        ({"server_version_num": 130011}, 0, "PostgreSQL is 13"),
+        # A host whose clock is off would take another's living form for dead, and collect the purchase again.
+        ({}, 40, "40 s ahead of"),
+        ({}, -40, "40 s behind"),
+        ({}, 20, "another program"),
+        ({"synchronous_commit": "local"}, -20, "another program"),  # alone it does not matter
+    ],
+)
+async def test_unsafe_servers(unsafe: dict[str, object], ahead: int, words: str) -> None:
+    """What would lose commits, or change what they mean, is refused in words before anything else is looked at."""
+    settings = (*(SAFE | unsafe).values(), time.time() - ahead)
+    somebody_elses_schema = (True, False, True)
     connection = AsyncMock()
-    connection.fetchrow.return_value = (*SAFE[:place], value, *SAFE[place + 1 :])
+    connection.fetchrow.side_effect = [settings, somebody_elses_schema]
     with pytest.raises(ConfigurationError, match=words):
         await Server(Secret("postgresql://host/shop")).check(connection, create=False)
+
+
+async def test_settings_are_read(postgres: PostgresServer, new_database: str) -> None:
+    """Each by its name, and nothing is made in a server that is not safe."""
+    for setting in (
+        "synchronous_commit = local", "default_transaction_read_only = on",
+        "default_transaction_isolation = 'repeatable read'",
+    ):  # fmt: skip
+        await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET {setting}")
+    async with configured(postgres, "full_page_writes", "off"):
+        settings = Server(Secret(postgres.url(new_database))).statements["settings"]
+        ((*found, now),) = await postgres.execute(new_database, settings)
+        shown = {name: (await postgres.execute(new_database, f"SHOW {name}"))[0][0] for name in [*SAFE][:7]}
+        assert found == [*shown.values(), False, int(found[-1])]
+        assert {*shown.values()} == {"local", "", "on", "off", "repeatable read", "UTF8"}
+        assert now == pytest.approx(time.time(), abs=5)
+        with pytest.raises(ConfigurationError, match="read_only"):
+            await open_ledger(postgres.url(new_database))
+    assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
 
 
 async def test_no_repr_shows_a_password(url: str) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from worlds.awaits import stopped_everywhere
 from worlds.settings import KINDS
 from worlds.variants import VARIANTS, broken
-from worlds.world import Result, run
+from worlds.world import Result, run, stopped_everywhere
 
 ROOT = Path(__file__).parent.parent
 

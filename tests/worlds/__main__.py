@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from worlds.awaits import stopped_everywhere
 from worlds.settings import KINDS
 from worlds.variants import VARIANTS, broken
-from worlds.world import Result, run
+from worlds.world import Result, run, stopped_everywhere
 
 
 def _one(variant: str | None, kinds: Sequence[str], seed: int) -> Result:

@@ -21,7 +21,7 @@ from worlds.service import Service
 from worlds.settings import Settings
 from worlds.store import Store
 
-__all__ = ["Result", "World", "run"]
+__all__ = ["Result", "World", "run", "stopped_everywhere"]
 
 
 @attrs.frozen(kw_only=True)
@@ -312,3 +312,29 @@ def run(seed: int, kinds: Collection[str] = (), **changes: Any) -> Result:
             gc.enable()
         logging.disable(disabled)
         random.setstate(before)
+
+
+#: Faults that are switched off, so that one stop is the only one.
+_QUIET = dict.fromkeys(
+    (
+        "no_connection", "dead_connection", "slow", "drop_request", "duplicate_request", "late",
+        "drop_answer", "mangle_answer", "refuse", "query_fault", "odd_word", "hot", "jump", "disk_fault",
+        "operator", "forge", "repeat", "named", "lag", "shed", "hang", "outage",
+    ),
+    0.0,
+)  # fmt: skip
+
+
+def stopped_everywhere(seed: int, crash: float, *, every: int = 1) -> list[Result]:
+    """The worlds of a seed with one process, stopped before one such step: by a crash, by this chance, or for longer
+    than any time-out.
+    """
+    results = []
+    for step in range(1, 10_000, every):
+        changes: dict[str, Any] = {"workers": 1, "incidents": 1, "first_incident": step, "orders": 2}
+        result = run(seed, {"lag"}, crash=crash, **(_QUIET | changes))  # of no kind that the seed would draw
+        calm = next(number for number, line in enumerate(result.story) if line.endswith(" calm"))
+        if not any("crashes at" in line or "goes on" in line for line in result.story[: calm + 3]):
+            break  # it has no more steps than that
+        results.append(result)
+    return results

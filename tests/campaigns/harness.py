@@ -89,27 +89,27 @@ def _faults(rate: float, seed: int) -> Faults:
 
     A request that is late arrives whether or not its client lives on.
     """
-    kinds = (
-        [
-            Fault("reset", when="before"), Fault("reset"), Fault("cut"), Fault("error", when="after"),
-            Fault("html", when="before", status=500), Fault("latency", when="before", seconds=STALL),
-            Fault("latency", seconds=STALL), Fault("throttle", error_code=29, retry_after=0),
-            Fault("refuse", when="before", error_code=2061),
-        ],
-        [
-            Fault("reset", operation="status"), Fault("cut", operation="status"),
-            Fault("html", operation="status", status=500), Fault("latency", operation="status", seconds=STALL),
-        ],
-        [
-            Fault("lost"), Fault("late", seconds=0.5), Fault("late", seconds=2 * WINDOW), Fault("duplicate"),
-            Fault("forged"),
-        ],
-    )  # fmt: skip
-    chances = {fault: rate / len(each) for each in kinds for fault in each if rate}
-    if rate:  # it keeps every query waiting for a second, so that it comes less often
+    sale = [
+        Fault("reset", when="before"), Fault("reset"), Fault("cut"), Fault("error", when="after"),
+        Fault("html", when="before", status=500), Fault("latency", when="before", seconds=STALL),
+        Fault("latency", seconds=STALL), Fault("throttle", error_code=29, retry_after=0),
+        Fault("refuse", when="before", error_code=2061),
+    ]  # fmt: skip
+    query = [
+        Fault("reset", operation="status"), Fault("cut", operation="status"),
+        Fault("html", operation="status", status=500), Fault("latency", operation="status", seconds=STALL),
+    ]  # fmt: skip
+    notification = [
+        Fault("lost"), Fault("late", seconds=0.5), Fault("late", seconds=2 * WINDOW), Fault("duplicate"),
+        Fault("forged"),
+    ]  # fmt: skip
+    moment = [Fault("latency", operation="any", when=when, seconds=0.03) for when in ("before", "after")]
+    chances = dict.fromkeys(moment, 0.45 - rate / 2)
+    if rate:
+        chances |= dict.fromkeys(sale, rate / len(sale)) | dict.fromkeys(query, rate / len(query))
+        chances |= dict.fromkeys(notification, min(rate, 0.2))
+        # It keeps every query waiting for a second, so that it comes less often.
         chances[Fault("throttle", operation="status", error_code=29, retry_after=1)] = rate / 40
-    for when in ("before", "after"):
-        chances[Fault("latency", operation="any", when=when, seconds=0.03)] = 0.45 - rate / 2
     return Faults(chances, seed=seed)
 
 

@@ -53,10 +53,14 @@ Canceled = "Cancelado"
 class Service:
     """A running simulator, in a thread or a process, and the profile that fits it."""
 
-    def __init__(self, url: str, profile: Path, process: subprocess.Popen[str] | None = None) -> None:
-        self.url = url
-        self.profile = profile
-        self.process = process
+    def __init__(
+        self,
+        url: str,
+        profile: Path,
+        process: subprocess.Popen[str] | None = None,
+        simulator: SimulatorThread | None = None,
+    ) -> None:
+        self.url, self.profile, self.process, self.simulator = url, profile, process, simulator
 
     def stop(self) -> None:
         """Let the process go, in the midst of what it does."""
@@ -126,7 +130,7 @@ def crowd(folders: pytest.TempPathFactory, answers: str, window: float = 10) -> 
         control=True,
     )
     with SimulatorThread(simulator) as thread:
-        yield Service(thread.url, profile)
+        yield Service(thread.url, profile, simulator=thread)
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +194,11 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def charge_arguments(service: Service, file: Path, *more: str) -> list[str]:
+def charge_arguments(service: Service, file: Path, *more: str, ledger: str | None = None) -> list[str]:
+    ledger = ledger or f"sqlite:{file.parent / 'ledger.db'}"
     return [
-        "charge", str(file), "--base-url", service.url, "--profile", str(service.profile),
-        "--ledger", f"sqlite:{file.parent / 'ledger.db'}", "--new-ledger", "--yes", *more,
+        "charge", str(file), "--base-url", service.url, "--profile", str(service.profile), "--ledger", ledger,
+        "--new-ledger", "--yes", *more,
     ]  # fmt: skip
 
 

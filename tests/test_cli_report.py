@@ -1,11 +1,11 @@
 """The report: true after every row, in the form of the user's own file; and the names on the page."""
 
-import asyncio
 import csv
 import io
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -14,14 +14,13 @@ import pytest
 from python_calamine import CalamineWorkbook
 
 from cli_runs import (
-    PYTHON,
-    ROOT,
-    TOKEN,
     Said,
     Service,
     charge_arguments,
+    crowd,
     read_report,
     rows_of,
+    start,
     wait_until,
     write_csv,
 )
@@ -30,7 +29,7 @@ from payclient.cli.page import RunPage
 from payclient.cli.report import Carried, Line, Report, Tally
 from payclient.cli.tables import csv_line
 from payclient.errors import ConfigurationError
-from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
+from payclient.simulator import Fault
 from postgres_server import PostgresServer
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -239,39 +238,25 @@ def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
     assert report.read_text() == text
 
 
-async def test_a_report_ends_with_the_ledgers_word(
-    postgres: PostgresServer, database: str, tmp_path: Path
+def test_a_report_ends_with_the_ledgers_word(
+    postgres: PostgresServer, database: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A row that was refused on this host, and that another charged meanwhile, is paid at the end."""
-    profile = tmp_path / "profile.toml"
-    profile.write_text(
-        "not_found_codes = [20]\nsale_window = 120\nqueries_per_minute = 6000\n[status]\n"
-        'by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"\nstate_field = "transactionStatus"\n'
-    )
-    rows, report = rows_of("word", 2), tmp_path / "r.csv"
+    rows, report, ledger = rows_of("word", 2), tmp_path / "r.csv", postgres.url(database)
     both, one = write_csv(tmp_path / "both.csv", rows), write_csv(tmp_path / "one.csv", rows[:1])
-    settings = Settings(
-        sale_window=120, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
-    )
-    answers = Answers(approve=0, reject=0, ignore=1)
-    with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
-        service.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
-        options = [
-            "--base-url", service.url, "--profile", str(profile), "--ledger", postgres.url(database),
-            "--yes",
-        ]  # fmt: skip
-        command = [*PYTHON, "charge", str(both), *options, "--new-ledger", "--report", str(report)]
-        first = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(60):
-            await asyncio.to_thread(wait_until, lambda: report.exists() and "refused" in report.read_text())
-            command = [*PYTHON, "charge", str(one), *options, "--retry", "refused"]
-            second = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-            await asyncio.to_thread(wait_until, lambda: "word-0" in service.created_per_client_id)
-            await asyncio.to_thread(service.approve, "word-0")
-            assert await second.wait() == 0
+    with crowd(tmp_path_factory, "ignore=1", window=120) as service, ThreadPoolExecutor() as other_host:
+        assert service.simulator is not None
+        service.simulator.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
+        with start(charge_arguments(service, both, "--report", str(report), ledger=ledger)) as first:
+            wait_until(lambda: report.exists() and "refused" in report.read_text())
+            again = charge_arguments(service, one, "--retry", "refused", ledger=ledger)
+            second = other_host.submit(main, again)
+            wait_until(lambda: service.truth("word-0").keys() == {"word-0"})
+            service.simulator.approve("word-0")
+            assert second.result(60) == 0
             assert read_report(report)["word-0"]["state"] == "refused"
-            await asyncio.to_thread(service.reject, "word-1")
-            await first.communicate()
+            service.simulator.reject("word-1")
+            first.communicate(timeout=60)
     lines = read_report(report)
     assert list(lines) == ["word-0", "word-1"]
     assert (lines["word-0"]["state"], lines["word-0"]["paid"]) == ("accepted", "true")

@@ -46,7 +46,7 @@ def request(url: str, path: str, method: str = "GET") -> tuple[int, str, str]:
         connection.close()
 
 
-def shopping(service: SimulatorThread, url: str, count: int = 3) -> None:
+def shopping(service: SimulatorThread, url: str, count: int) -> None:
     """Pushes, the page that waits, and the outcome, over many connections."""
     for number in range(count):
         identifier = f"order-{number}"
@@ -68,9 +68,9 @@ def test_two_preloaded_workers_over_one_postgresql(
     module("flask")
     command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
     with serving(command, service.url, tmp_path, ledger=postgres.url(database)) as shop:
-        shopping(service, shop.url, count=6)
+        shopping(service, shop.url, count=4)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
-        assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 6
+        assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 4
         page = request(shop.url, "/form/cart-1")[1]
         assert request(shop.url, "/form/cart-1")[1] == page
         (form,) = service.forms.values()

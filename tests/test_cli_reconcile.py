@@ -230,19 +230,6 @@ def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path,
     assert not row.strip(), "one currency, one line"
 
 
-def test_the_header_is_found_under_a_title_though_no_column_is_known(
-    month: Book, tmp_path: Path, capfd: Said
-) -> None:
-    """The error names its line, and its columns once one of them is known."""
-    file = statement(tmp_path / "enero.csv", "rent-1;1/1;1,50;Aceptado")
-    assert main(["reconcile", str(file)]) == 2
-    assert (
-        "line 2 lacks columns: give --map amount=COLUMN --map client_transaction_id" in capfd.readouterr().err
-    )
-    assert main(["reconcile", str(file), "--map", "amount=Valor"]) == 2
-    assert "give --map client_transaction_id=COLUMN; the line has Referencia, Fecha" in capfd.readouterr().err
-
-
 def test_a_state_that_is_not_read_is_asked_for(month: Book, tmp_path: Path, capfd: Said) -> None:
     """What a bank rejected must not be taken for paid, least of all by `--resolve`."""
     file, resolving = tmp_path / "enero.csv", ["--resolve", "--actor", "ana", "--yes"]
@@ -338,7 +325,15 @@ def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None
 def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: Path, capfd: Said) -> None:
     """Nothing is guessed; the error names the line."""
     good = "transaction_id,amount\n7,1.50\n"
+    # The header is found under a title, though no column is known.
+    titled = "Banco de los Andes;;;\nReferencia;Fecha;Valor;Estado\nrent-1;1/1;1,50;Aceptado\n;;99,00;\n"
     for text, more, said in (
+        (titled, "", "line 2 lacks columns: give --map amount=COLUMN --map client_transaction_id"),
+        (
+            titled,
+            "--map amount=Valor",
+            "give --map client_transaction_id=COLUMN; the line has Referencia, Fecha",
+        ),
         ("transaction_id,amount\n7,25\n", "", "give --amounts cents or decimal"),
         (f"{good}x,1.50\n", "", "line 3: transaction_id: must be a number"),
         (f"{good}8,1.505\n", "", "line 3: has 3 digits"),

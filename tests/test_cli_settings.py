@@ -66,25 +66,15 @@ def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyP
     assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out
 
 
-def test_a_column_that_the_settings_keep_is_no_column_that_nobody_reads(
+def test_a_pair_replaces_that_of_its_own_field_only(
     shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
-    """As with --keep."""
+    """An option over the file, and a section over what stands above it; in either spelling. What is kept is read."""
     monkeypatch.chdir(shop)
     settings = shop / "payclient.toml"
-    settings.write_text('report = "rent.xlsx"\nkeep = ["casa"]\n' + settings.read_text())
-    assert main(["charge", "rent.csv", "--batch", "rent", "--dry-run"]) == 0
-    assert "not read" not in capfd.readouterr().out
-
-
-def test_a_pair_replaces_that_of_its_own_field_only(
-    shop: Path, willing: Service, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
-    """An option over the file, and a section over what stands above it; in either spelling of the field."""
-    monkeypatch.chdir(shop)
-    settings = shop / "payclient.toml"
-    settings.write_text('map = { phone_number = "telefono", reference = "nota" }\n' + settings.read_text())
-    (shop / "rent.csv").write_text("clave;celular;valor;nota\npair-1;0977000001;25,00;A\n")
+    above = 'map = { phone_number = "telefono", reference = "nota" }\nreport = "rent.xlsx"\nkeep = ["casa"]\n'
+    settings.write_text(above + settings.read_text())
+    (shop / "rent.csv").write_text("clave;celular;valor;nota;casa\npair-1;0977000001;25,00;A;B\n")
     arguments = ["charge", "rent.csv", "--batch", "rent", "--dry-run", "--map"]
     assert main([*arguments, "phoneNumber=celular", "--set", "store_id=S1"]) == 0
     out = " ".join(capfd.readouterr().out.split())

@@ -177,30 +177,22 @@ async def test_a_form_opens_where_the_pages_policy_sends_the_referrer(page: Page
         assert service.referrers.pop() == pages.at("/", OTHER)
 
 
-@pytest.mark.parametrize("scripts", [True, False], ids=["script", "no-script"])
+@pytest.mark.parametrize("way", ["script", "refresh", "button"])
 async def test_the_redirect_page_moves_on_with_the_referrer(
-    page: Page, plain: Page, service: Site, scripts: bool
+    page: Page, plain: Page, service: Site, way: str
 ) -> None:
-    """Typed or linked, with JavaScript or without; what is sent is the origin, never the path."""
+    """By itself with JavaScript or without, or by its button; what is sent is the origin, never the path."""
     form = await prepared(service)
     refused: list[str] = []
-    page = page if scripts else plain
+    page = page if way == "script" else plain
     async with pages_of(form.pay_with_card) as pages:
         page.on("console", lambda message: refused.append(message.text))
         await page.goto(pages.at("/page"), wait_until="commit")
+        if way == "button":
+            await page.click("#go")  # before the refresh
         await page.wait_for_selector(PAY)
         assert service.referrers == [pages.at("/")]
     assert [text for text in refused if "Content Security Policy" in text] == []
-
-
-async def test_the_redirect_page_has_a_button_for_who_must_press_it(plain: Page, service: Site) -> None:
-    """Where neither the script nor the refresh moves on, the button does, with the referrer."""
-    form = await prepared(service)
-    async with pages_of(form.pay_with_card) as pages:
-        await plain.goto(pages.at("/page"), wait_until="commit")
-        await plain.click("#go")  # before the refresh
-        await plain.wait_for_selector(PAY)
-        assert service.referrers == [pages.at("/")]
 
 
 async def test_the_redirect_page_leaves_no_trap_behind(page: Page, service: Site) -> None:

@@ -191,13 +191,17 @@ async def test_with_a_secret_only_its_own_address_is_listened_to(tracker: paycli
 async def test_a_fault_of_the_ledger_is_answered_like_all_else(
     tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Logged by its class, without what it says."""
+    """Logged by its class, without what it says. A receiver needs no function of the app's."""
 
     def failing(*_: object) -> None:
         raise payclient.LedgerUnavailableError("0984111222")
 
-    monkeypatch.setattr(type(tracker), "notify", failing)
     async with asking_of(STARLETTE, tracker, [STARLETTE.notification_route("/notify")]) as asking:
+        await asking("GET", f"/notify{HINT}")
+        pending = await tracker.find("order-17")
+        assert pending is not None
+        assert pending.notified_at is not None
+        monkeypatch.setattr(type(tracker), "notify", failing)
         answered = await asking("GET", f"/notify{HINT}")
     assert (answered.status, answered.body) == (200, b"OK")
     assert "LedgerUnavailableError" in caplog.text

@@ -169,9 +169,7 @@ async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> N
 
 
 @pytest.mark.parametrize("wait", [None, 1000])
-async def test_an_expired_sale_frees_its_customer_before_its_last_query(
-    service: FakeService, wait: int | None
-) -> None:
+async def test_an_expired_sale_frees_its_customer_early(service: FakeService, wait: int | None) -> None:
     """The lane goes on at the expiry; the first row's result comes when the last query is made."""
     results = await charged(service, rows(2, customers=1), each_second=silent, wait=wait)
     assert states_of(results.values()) == [State.EXPIRED] * 2
@@ -498,9 +496,7 @@ async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeSer
     ("options", "gap"),
     [({}, 4.0), ({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)],
 )
-async def test_the_slower_of_two_rates_holds(
-    service: FakeService, options: dict[str, Any], gap: float
-) -> None:
+async def test_the_slower_rate_holds(service: FakeService, options: dict[str, Any], gap: float) -> None:
     """The rate that was told and the one that queries can follow, which binds no run that makes none."""
     await charged(service, rows(4), profile=attrs.evolve(PROFILE, queries_per_minute=30), **options)
     assert list(service.posted_at.values()) == pytest.approx([gap * n for n in range(4)])
@@ -589,9 +585,7 @@ async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
     [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, seen_dead],
     ids=["401", "429", "2061", "absent", "not sent"],
 )
-async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
-    service: FakeService, script: Script
-) -> None:
+async def test_a_refusal_of_the_moment_is_tried_by_the_next_run(service: FakeService, script: Script) -> None:
     """Each is a decided refusal of an attempt that created nothing; the next run makes a new one by itself."""
     ledger = MemoryLedger()
     service.scripts = [script] * 50
@@ -811,9 +805,7 @@ async def test_a_403_asks_for_no_other_token(service: FakeService, tokens: Token
     assert isinstance(results["row-0"].error, payclient.UnauthorizedError)
 
 
-async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(
-    service: FakeService, tokens: Tokens
-) -> None:
+async def test_all_that_had_the_old_token_goes_again(service: FakeService, tokens: Tokens) -> None:
     """Five in flight are answered 401: one token is asked for, and none of the five is given up."""
     service.scripts = [refuses(1, status=401)] * 5
     (results,) = await charged_with(tokens, rows(5))
@@ -821,9 +813,7 @@ async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(
     assert [result.paid for result in results.values()] == [True] * 5
 
 
-async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(
-    service: FakeService, tokens: Tokens
-) -> None:
+async def test_the_old_token_proves_nothing_of_the_new_one(service: FakeService, tokens: Tokens) -> None:
     """A 401, a late success of the old token, and a 401 with the new one: no third token, the sending stops."""
     held = Held()
 
@@ -861,9 +851,7 @@ async def test_rows_of_one_purchase_are_collected_once(service: FakeService) -> 
 
 
 @pytest.mark.parametrize(("first", "paid"), [("Aceptado", "row-0"), ("Cancelado", "row-1")])
-async def test_a_customers_next_row_of_a_purchase_waits_for_the_first(
-    service: FakeService, first: str, paid: str
-) -> None:
+async def test_a_customers_next_row_waits_for_the_first(service: FakeService, first: str, paid: str) -> None:
     """Once the first is paid the others are not sent; where it was rejected the next row is a new try."""
 
     def step() -> None:

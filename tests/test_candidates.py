@@ -121,9 +121,7 @@ async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(service: Lag
     [{"clientTransactionId": "order-18"}, {"clientTransactionId": None}, {"amount": 1}, {"currency": "EUR"}],
     ids=["client id", "no client id", "amount", "currency"],
 )
-async def test_a_candidate_that_does_not_match_binds_nothing(
-    service: Lagging, changes: dict[str, object]
-) -> None:
+async def test_a_candidate_of_another_binds_nothing(service: Lagging, changes: dict[str, object]) -> None:
     """Whatever its state: another's transaction is not our sale, and its report is shown to nobody."""
     async with selling(service, lost_request) as (tracker, pending):
         service.add_sale(2000, **changes)
@@ -179,9 +177,7 @@ async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: 
 
 
 @pytest.mark.parametrize(("heard", "count"), [(0.0, 1), (9.0, 3), (50.0, 2)])
-async def test_absence_is_proven_once_every_candidate_is_not_found_too(
-    service: Lagging, heard: float, count: int
-) -> None:
+async def test_absence_needs_every_candidate_not_found(service: Lagging, heard: float, count: int) -> None:
     """Forged ids delay the proof and do not prevent it: each is asked once more between the two proofs."""
     forged = range(777, 777 + count)
     async with selling(service, lost_request) as (tracker, pending):
@@ -276,9 +272,7 @@ async def test_a_candidate_survives_a_restart(
     assert service.posted == {"order-17": 1}
 
 
-async def test_an_early_candidate_survives_a_crash_before_the_answer(
-    service: Lagging, ledger: Ledger
-) -> None:
+async def test_an_early_candidate_survives_a_crash_in_the_send(service: Lagging, ledger: Ledger) -> None:
     """Notified while it was being sent, and then the process ends: its id is asked for by the next one."""
     now = service.clock.time()
     record = Record(client_transaction_id="order-17", amount=1150, currency="USD", created_at=now)

@@ -123,9 +123,7 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) ->
     assert service.confirms == {5001: 1}
 
 
-async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(
-    service: FakeService,
-) -> None:
+async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_too(service: FakeService) -> None:
     """The status query finds it paid, which is not enough: it would be reversed."""
     async with prepared(service) as tracker:
         await service.clock.advance(60)
@@ -198,9 +196,7 @@ async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> Non
         {"amount": None}, {"clientTransactionId": None},
     ],
 )  # fmt: skip
-async def test_what_is_not_what_was_prepared_decides_nothing(
-    service: FakeService, changes: dict[str, object]
-) -> None:
+async def test_another_payment_decides_nothing(service: FakeService, changes: dict[str, object]) -> None:
     """Somebody else's payment, or a cheaper one, under our client transaction id."""
     async with prepared(service, BLIND) as tracker:
         outcome = await tracker.returned(service.pay("form-1", 5001, **changes))
@@ -578,9 +574,7 @@ async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FakeS
     assert await state_of(service) is State.ACCEPTED
 
 
-async def test_a_closed_form_holds_its_purchase_until_its_confirmation_is_answered(
-    service: FakeService,
-) -> None:
+async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: FakeService) -> None:
     """Given up and paid all the same; then the service carries a confirmation out, and is silent for half an hour."""
 
     def silent() -> HttpResponse:
@@ -602,7 +596,7 @@ async def test_a_closed_form_holds_its_purchase_until_its_confirmation_is_answer
 
 
 @pytest.mark.parametrize("answered", ["not found", "declined"])
-async def test_a_closed_form_that_nobody_paid_holds_its_purchase_until_its_links_are_dead(
+async def test_a_closed_form_holds_its_purchase_until_its_links_die(
     service: FakeService, answered: str
 ) -> None:
     """An id was named to it: forged, or that of a card that was declined."""
@@ -647,9 +641,7 @@ async def test_what_was_given_up_a_day_ago_is_left_alone(service: FakeService) -
 
 
 @pytest.mark.parametrize(("wish", "within"), [("0", 2), ("20", 21), ("3600", 31)])
-async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
-    service: FakeService, wish: str, within: int
-) -> None:
+async def test_retry_after_never_costs_the_payment(service: FakeService, wish: str, within: int) -> None:
     """0 is at once by the back-off; an hour would be after the service has reversed it."""
     service.confirm_scripts = [lambda: HttpResponse(429, {"Retry-After": wish}, b"")]
     async with prepared(service, BLIND) as tracker:
@@ -658,9 +650,7 @@ async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
         assert service.clock.monotonic() >= within - 2
 
 
-async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found_it(
-    service: FakeService,
-) -> None:
+async def test_a_payment_that_is_not_ours_is_not_confirmed_by_a_query(service: FakeService) -> None:
     """A confirmation cannot be taken back: what was paid wrongly is reversed."""
     async with prepared(service) as tracker:
         service.pay("form-1", 5001, amount=1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
 
 import payclient
 from fake_ledgers import SharedLedger
-from fake_service import FakeService, hint, pending_of, refuses, sale, tracking
+from fake_service import FakeService, error_of, hint, pending_of, refuses, sale, tracking
 from payclient.errors import RefusedError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger
@@ -23,6 +23,8 @@ from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.tracking.outcomes import Outcome
 from postgres_server import PostgresServer
+
+T = TypeVar("T")
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -35,9 +37,25 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield opened
 
 
-async def taken(feed: AsyncIterator[payclient.Outcome], count: int) -> list[payclient.Outcome]:
+async def in_time(work: Awaitable[T]) -> T:
     async with asyncio.timeout(60):
-        return [await anext(feed) for _ in range(count)]
+        return await work
+
+
+async def paid(service: FakeService, tracker: payclient.Tracker, number: int = 0) -> str:
+    """A sale that a query found paid; its client transaction id."""
+    pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
+    service.decide("Aceptado", 1000 + len(service.sales) - 1)
+    assert (await pending.check()).paid is True
+    return pending.client_transaction_id
+
+
+def assert_refused_then_accepted(refused: payclient.Outcome, accepted: payclient.Outcome) -> None:
+    """Each is its own attempt's, or was so at its time: a refusal with its error and no id."""
+    assert (refused.state, refused.transaction_id, refused.notified_at) == (State.REFUSED, None, None)
+    assert isinstance(refused.error, payclient.RefusedError)
+    assert refused.error.error_code == 22
+    assert (accepted.state, accepted.transaction_id, accepted.error) == (State.ACCEPTED, 1000, None)
 
 
 async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
@@ -46,19 +64,16 @@ async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
     """Each outcome is its own attempt's: its error, its ids, its times."""
     service.scripts = [refuses(22)]
     async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
         await service.clock.advance(10)
         pending = await tracker.sale(sale())
         await tracker.notify(hint())
         service.decide("Aceptado")
         await service.clock.advance(2)
         assert (await pending.check()).paid is True
-        first, second = await taken(tracker.outcomes(), 2)
-    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
-    assert isinstance(first.error, payclient.RefusedError)
-    assert first.error.error_code == 22
-    assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
+        feed = tracker.outcomes()
+        first, second = await in_time(anext(feed)), await in_time(anext(feed))
+    assert_refused_then_accepted(first, second)
     assert second.created_at is not None
     assert first.created_at is not None
     assert second.created_at >= first.created_at + 10
@@ -69,16 +84,13 @@ async def test_what_was_corrected_is_told_as_it_was(service: FakeService) -> Non
     """A refusal that a notification corrects: first refused with its error and no id, then accepted."""
     service.scripts = [refuses(22)]
     async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
         service.add_sale()
         await service.clock.advance(5)
         assert await tracker.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(1)
-        first, second = await taken(tracker.outcomes(), 2)
-    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
-    assert isinstance(first.error, payclient.RefusedError)
-    assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
+        feed = tracker.outcomes()
+        assert_refused_then_accepted(await in_time(anext(feed)), await in_time(anext(feed)))
 
 
 async def test_what_another_process_decided_comes_out(service: FakeService) -> None:
@@ -89,16 +101,14 @@ async def test_what_another_process_decided_comes_out(service: FakeService) -> N
         pending = await first.sale(sale())
         service.decide("Cancelado")
         await pending.check()
-        async with asyncio.timeout(60):
-            assert (await coming).state is State.CANCELLED
+        assert (await in_time(coming)).state is State.CANCELLED
 
 
 async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: FakeService) -> None:
     """By the id that was named, once for each id; what is not accepted changes nothing."""
     service.scripts = [refuses(22)]
     async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
         for number in (2000, 2001):
             assert await tracker.notify(hint(number)) is payclient.Receipt.LATE
             assert await tracker.notify(hint(number)) is payclient.Receipt.DUPLICATE
@@ -108,33 +118,36 @@ async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: Fake
         assert (pending.state, pending.transaction_id) == (State.REFUSED, None)
 
 
+class Reader:
+    """Reads the feed of a tracker to its end."""
+
+    def __init__(self, tracker: payclient.Tracker) -> None:
+        self.told: list[str] = []
+        self.some = asyncio.Event()
+        self.task = asyncio.create_task(self._read(tracker))
+
+    async def _read(self, tracker: payclient.Tracker) -> None:
+        async for outcome in tracker.outcomes():
+            assert outcome.state is State.ACCEPTED
+            self.told.append(outcome.client_transaction_id)
+            self.some.set()
+
+
 @pytest.mark.parametrize("closes_ledger", [True, False])
 async def test_the_feed_ends_when_the_tracker_closes(
     service: FakeService, ledger: Ledger, closes_ledger: bool
 ) -> None:
     """`async for` just ends, waiting or not, whether or not the ledger is closed too."""
-    told, some = [], asyncio.Event()
-
-    async def read(tracker: payclient.Tracker) -> None:
-        async for outcome in tracker.outcomes():
-            told.append(outcome.state)
-            some.set()
-
     async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Aceptado")
-        await pending.check()
-        reading = asyncio.create_task(read(tracker))
-        async with asyncio.timeout(60):
-            await some.wait()
+        name = await paid(service, tracker)
+        reader = Reader(tracker)
+        await in_time(reader.some.wait())
     if closes_ledger:
         await ledger.aclose()
-    async with asyncio.timeout(60):
-        await reading
-    assert told == [State.ACCEPTED]
-    assert closes_ledger or [each.state async for each in tracker.outcomes()] == [State.ACCEPTED]
-    if closes_ledger:
-        assert [each.state async for each in tracker.outcomes()] == []
+    await in_time(reader.task)
+    assert reader.told == [name]
+    again = [each.client_transaction_id async for each in tracker.outcomes()]
+    assert again == ([] if closes_ledger else [name])
 
 
 class Failing(MemoryLedger):
@@ -142,46 +155,39 @@ class Failing(MemoryLedger):
 
     fails = False
 
-    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+    def _check(self) -> None:
         if self.fails:
             raise payclient.LedgerUnavailableError("gone")
+
+    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+        self._check()
         return await super().changes(since, limit)
 
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        if self.fails:
-            raise payclient.LedgerUnavailableError("gone")
+        self._check()
         return await super().attempts(client_transaction_ids)
+
+
+UNREADABLE = "outcomes cannot be read now"
 
 
 async def test_a_ledger_that_cannot_be_read_delays_the_feed(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It goes on from its cursor, without loss or repeat, and says it once; a close ends it in the midst."""
-    ledger = Failing()
-    told: list[str] = []
-
-    async def read(tracker: payclient.Tracker) -> None:
-        async for outcome in tracker.outcomes():
-            told.append(outcome.client_transaction_id)
-
-    async with tracking(service, ledger) as tracker:
-        reading = asyncio.create_task(read(tracker))
+    async with tracking(service, ledger := Failing()) as tracker:
+        reader = Reader(tracker)
         for number in range(4):
             ledger.fails = number in (1, 2)
-            pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
-            service.decide("Aceptado", 1000 + number)
-            assert (await pending.check()).paid is True
+            await paid(service, tracker, number)
             await service.clock.advance(3)
-        assert told == [f"order-{number}" for number in range(4)]
-        assert caplog.text.count("outcomes cannot be read now") == 1
-        pending = await tracker.sale(sale("order-9", "0984111229"))
+        assert reader.told == [f"order-{number}" for number in range(4)]
+        assert caplog.text.count(UNREADABLE) == 1
         ledger.fails = True
-        service.decide("Aceptado", 1004)
-        assert (await pending.check()).paid is True
+        await paid(service, tracker, 9)
         await service.clock.advance(3)
-    async with asyncio.timeout(60):
-        await reading
-    assert caplog.text.count("outcomes cannot be read now") == 2
+    await in_time(reader.task)
+    assert caplog.text.count(UNREADABLE) == 2
 
 
 async def test_the_feed_survives_a_restart_of_postgres(
@@ -192,27 +198,25 @@ async def test_the_feed_survives_a_restart_of_postgres(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
+
+    async def until(true: Any) -> None:
+        while not true():
+            await service.clock.advance(1)
+            await asyncio.sleep(0.01)
+
     ledger = await payclient.open_ledger(postgres.url(new_database))
     async with tracking(service, ledger) as tracker:
         since = 0
         for number in range(2):
             await asyncio.to_thread(postgres.stop)
-            feed = tracker.outcomes(since)
-            coming = asyncio.ensure_future(anext(feed))
-            async with asyncio.timeout(60):
-                while caplog.text.count("outcomes cannot be read now") == number:  # noqa: ASYNC110 - no event of ours tells
-                    await asyncio.sleep(0.01)
+            coming = asyncio.ensure_future(anext(tracker.outcomes(since)))
+            await in_time(until(lambda: caplog.text.count(UNREADABLE) > number))  # noqa: B023 - at once
             assert not coming.done()
             await asyncio.to_thread(postgres.start)
-            pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
-            service.decide("Aceptado", 1000 + number)
-            assert (await pending.check()).paid is True
-            async with asyncio.timeout(60):
-                while not coming.done():
-                    await service.clock.advance(1)
-                    await asyncio.sleep(0.02)
+            name = await paid(service, tracker, number)
+            await in_time(until(coming.done))
             outcome = await coming
-            assert (outcome.client_transaction_id, outcome.paid) == (f"order-{number}", True)
+            assert (outcome.client_transaction_id, outcome.paid) == (name, True)
             assert outcome.cursor is not None
             since = outcome.cursor
     await ledger.aclose()
@@ -220,25 +224,33 @@ async def test_the_feed_survives_a_restart_of_postgres(
 
 async def test_a_ledger_that_was_closed_ends_the_feed_by_an_error(service: FakeService) -> None:
     """Nothing will ever be read from it again: no silence for ever."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await ledger.aclose()
+    async with tracking(service) as tracker:
+        await service.ledger.aclose()
         with pytest.raises(payclient.UsageError, match="closed"):
-            await asyncio.wait_for(anext(tracker.outcomes()), 5)
+            await in_time(anext(tracker.outcomes()))
+
+
+# --- What an outcome says of its record
 
 
 RECORD = Record(
     client_transaction_id="order-17", state=State.ACCEPTED, evidence=Evidence.QUERY, transaction_id=7,
     created_at=1.0, notified_at=2.0, decided_at=3.0,
 )  # fmt: skip
+#: The record of a declined sale, and of a refused one.
+DECLINED = attrs.evolve(RECORD, state=State.CANCELLED, reason="no funds")
+REFUSED = attrs.evolve(
+    RECORD, state=State.REFUSED, evidence=Evidence.ANSWER, error_code=22, messages=("one", "two")
+)
 
 
-def change(after: State, **fields: Any) -> Change:
-    return Change(**{
-        "cursor": 5, "client_transaction_id": "order-17", "attempt": 1, "at": 9.0, "event": "X",
-        "before": State.PENDING,
-        "after": after, "evidence": Evidence.QUERY, **fields,
-    })  # fmt: skip
+def at(after: State, record: Record = RECORD, evidence: Evidence = Evidence.QUERY) -> Outcome:
+    """What the feed tells of a change of the past."""
+    change = Change(
+        cursor=5, client_transaction_id="order-17", attempt=1, at=9.0, event="X", before=State.PENDING,
+        after=after, evidence=evidence,
+    )  # fmt: skip
+    return Outcome.at(change, record)
 
 
 @pytest.mark.parametrize("state", State)
@@ -261,13 +273,13 @@ def test_an_outcome_says_what_its_record_says() -> None:
 
 
 def test_a_refused_outcome_has_its_error() -> None:
-    refused = attrs.evolve(
-        RECORD, state=State.REFUSED, evidence=Evidence.ANSWER, error_code=22, messages=("one", "two")
-    )
-    error = Outcome.of(refused).error
-    assert isinstance(error, RefusedError)
-    assert (error.error_code, error.message, error.client_transaction_id) == (22, "one; two", "order-17")
-    assert str(error) == "[22] one; two"
+    """Also one of the past, where it was refused then."""
+    for outcome in (Outcome.of(REFUSED), at(State.REFUSED, REFUSED)):
+        error = outcome.error
+        assert isinstance(error, RefusedError)
+        assert (error.error_code, error.message, error.client_transaction_id) == (22, "one; two", "order-17")
+        assert str(error) == "[22] one; two"
+    assert at(State.EXPIRED, REFUSED).error is None
 
 
 @pytest.mark.parametrize("evidence", [Evidence.NOT_SENT, Evidence.ABSENT, Evidence.OPERATOR])
@@ -276,24 +288,11 @@ def test_a_refusal_without_words_says_its_evidence(evidence: Evidence) -> None:
     assert str(error) == f"nothing was created ({evidence})"
 
 
-def test_an_outcome_of_the_past_has_its_cursor() -> None:
-    """The feed tells each change as it was, with the place to go on from."""
-    outcome = Outcome.at(change(State.EXPIRED, evidence=Evidence.CLOCK), RECORD)
+def test_an_outcome_of_the_past_is_as_it_was() -> None:
+    """The feed tells each change with the place to go on from, and with no reason that came later."""
+    outcome = at(State.EXPIRED, evidence=Evidence.CLOCK)
     assert (outcome.state, outcome.evidence, outcome.cursor) == (State.EXPIRED, Evidence.CLOCK, 5)
     assert (outcome.paid, outcome.decided_at, outcome.error, outcome.transaction_id) == (None, None, None, 7)
-    assert Outcome.at(change(State.CANCELLED), RECORD).decided_at == 9.0
-
-
-def test_an_outcome_of_the_past_has_the_error_of_its_own_state() -> None:
-    refused = attrs.evolve(RECORD, state=State.REFUSED, error_code=22, messages=("one",))
-    error = Outcome.at(change(State.REFUSED), refused).error
-    assert isinstance(error, RefusedError)
-    assert error.error_code == 22
-    assert Outcome.at(change(State.EXPIRED), refused).error is None
-
-
-def test_an_outcome_of_the_past_has_no_reason_that_came_later() -> None:
-    """Declined after it had expired: that it expired had no reason yet."""
-    declined = attrs.evolve(RECORD, state=State.CANCELLED, reason="no funds")
-    assert Outcome.at(change(State.EXPIRED), declined).reason is None
-    assert Outcome.at(change(State.CANCELLED), declined).reason == "no funds"
+    assert at(State.CANCELLED).decided_at == 9.0
+    assert at(State.EXPIRED, DECLINED).reason is None
+    assert at(State.CANCELLED, DECLINED).reason == "no funds"

@@ -45,9 +45,7 @@ async def assert_paid(service: FakeService, tracker: payclient.Tracker, seconds:
     assert (await pending_of(tracker, "form-1")).outcome.paid is True
 
 
-async def test_a_form_whose_tracker_closes_while_it_is_written_holds_its_purchase(
-    service: FakeService,
-) -> None:
+async def test_a_form_whose_tracker_closes_in_its_write_holds_its_purchase(service: FakeService) -> None:
     """Its caller has the links: nobody else is given another form, nor charged by a push."""
     gate = Gate()
     ledger = HookedLedger(before={"Prepared": once(gate)})
@@ -61,9 +59,7 @@ async def test_a_form_whose_tracker_closes_while_it_is_written_holds_its_purchas
     assert (again.payment_id, len(service.prepared)) == (given.payment_id, 1)
 
 
-async def test_a_form_whose_tracker_closes_before_its_answer_is_an_error_of_ours(
-    service: FakeService,
-) -> None:
+async def test_a_form_whose_tracker_closes_before_its_answer_is_an_error(service: FakeService) -> None:
     held = Held()
     service.scripts = [held]
     async with tracking(service, profile=PROFILE, drain=0.0) as tracker:
@@ -118,7 +114,7 @@ async def test_a_form_found_pending_is_paid_by_another_transaction(service: Fake
 
 
 @pytest.mark.parametrize("lagging", [[], ["Canceled"]])
-async def test_a_form_is_not_cancelled_while_a_transaction_of_it_is_to_be_confirmed(
+async def test_a_form_is_not_cancelled_while_it_is_to_be_confirmed(
     service: FakeService, lagging: list[str]
 ) -> None:
     """The index lags behind the payment whose confirmation has no answer, and the customer closes another tab."""
@@ -164,9 +160,7 @@ async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeServic
         assert service.confirmed == {5001}
 
 
-async def test_an_answer_about_another_transaction_is_no_answer_to_a_confirmation(
-    service: FakeService,
-) -> None:
+async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:
         query = service.pay("form-1")
@@ -177,7 +171,7 @@ async def test_an_answer_about_another_transaction_is_no_answer_to_a_confirmatio
 
 
 @pytest.mark.parametrize("fault", ["pending", "ledger"])
-async def test_a_form_that_was_given_up_is_confirmed_until_the_service_says_that_it_is_paid(
+async def test_a_form_that_was_given_up_is_confirmed_until_it_is_paid(
     service: FakeService, fault: str
 ) -> None:
     """An answer that decides nothing, or that the ledger does not take, is none: it had stayed cancelled, and free."""
@@ -197,9 +191,7 @@ async def test_a_form_that_was_given_up_is_confirmed_until_the_service_says_that
         await assert_paid(service, tracker)
 
 
-async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_gives_a_form_up(
-    service: FakeService,
-) -> None:
+async def test_a_process_confirms_what_another_saw_before_it_gives_a_form_up(service: FakeService) -> None:
     """One process waits for the answer to a confirmation; the customer closes another tab, by way of a second one."""
     one = SharedLedger()
     async with (
@@ -214,7 +206,7 @@ async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_give
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-async def test_no_query_of_one_process_cancels_a_form_that_another_one_confirms(
+async def test_no_query_cancels_a_form_that_another_process_confirms(
     service: FakeService, in_flight: bool
 ) -> None:
     """One process follows the form, whose index lags behind the second card; another waits for its confirmation."""
@@ -244,9 +236,7 @@ async def test_no_query_of_one_process_cancels_a_form_that_another_one_confirms(
     assert not service.posted
 
 
-async def test_a_form_whose_confirmation_alone_tells_holds_its_purchase_until_it_is_answered(
-    service: FakeService,
-) -> None:
+async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(service: FakeService) -> None:
     """Nobody can be asked about a form by our own id, and the answer to its confirmation is lost."""
     service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
     async with prepared(service, BLIND) as tracker:

@@ -285,9 +285,7 @@ async def refused_unheard(
 
 
 @pytest.mark.parametrize("looked_up", [False, True], ids=["heard", "looked up"])
-async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(
-    service: Withheld, looked_up: bool
-) -> None:
+async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old(service: Withheld, looked_up: bool) -> None:
     """Its permit is heard of, or a batch reads the row: who waits for the first does not hang."""
     ledger = SharedLedger()
     async with refused_unheard(service, ledger) as (first, second, pending):
@@ -416,9 +414,7 @@ async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(servi
     assert (newest.state, newest.transaction_id) == (State.ACCEPTED, 1000)
 
 
-async def test_the_window_of_a_sale_whose_answer_is_anothers_counts_from_its_latest_send(
-    service: Withheld,
-) -> None:
+async def test_the_window_of_a_sale_counts_from_its_latest_send(service: Withheld) -> None:
     """The answer repeats another sale's id from before a restart: ours may have been begun all the same."""
     async with tracking(service) as tracker:
         await tracker.sale(sale("order-16", "0984111223"))
@@ -564,9 +560,7 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Wi
 
 
 @pytest.mark.parametrize(("phone", "suspected"), [("0984111222", True), ("0984111223", False)])
-async def test_a_busy_customer_is_evidence_about_nobody_else(
-    service: Withheld, phone: str, suspected: bool
-) -> None:
+async def test_a_busy_customer_is_evidence_of_nobody_else(service: Withheld, phone: str, suspected: bool) -> None:
     """Code 2061 is noted of an unknown sale of the same customer, and decides nothing."""
     async with selling(service, lost_request, refuses(22, 2061)) as (tracker, unknown):
         await error_of(payclient.CustomerBusyError, tracker.sale(sale("order-18", phone)))

@@ -104,9 +104,7 @@ async def test_a_notification_asks_at_once_and_again_while_pending(service: Fake
         assert pending.outcome.paid is True
 
 
-async def test_a_candidate_binds_an_unknown_sale_where_only_the_transaction_id_can_be_asked(
-    service: FakeService,
-) -> None:
+async def test_a_candidate_binds_an_unknown_sale_by_its_transaction_id(service: FakeService) -> None:
     """UNKNOWN without a query by client transaction id: the notified id is asked, and binds if it is ours."""
     service.scripts = [lost_answer]
     profile = payclient.ServiceProfile(

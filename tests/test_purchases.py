@@ -169,7 +169,7 @@ def another(**changes: object) -> Said:
     ],
     ids=["500", "429", "401", "an unmapped word", "another amount", "no amount", "another's"],
 )  # fmt: skip
-async def test_an_expired_push_is_open_while_its_last_query_says_nothing_of_it(
+async def test_an_expired_push_is_open_until_its_last_query_says_more(
     service: FakeService, said: Said
 ) -> None:
     """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""
@@ -199,9 +199,7 @@ async def test_a_refused_ask_queries_what_holds_its_purchase(service: FakeServic
     assert len(service.prepared) == 1
 
 
-async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_answer(
-    service: FakeService,
-) -> None:
+async def test_an_expired_push_is_open_until_its_last_answer_is_written(service: FakeService) -> None:
     """The last query found it paid, and the ledger took what was written next, but not that."""
     fails: list[bool] = []
     ledger = FailingLedger(lambda name: name == "apply" and bool(fails) and fails.pop())
@@ -217,9 +215,7 @@ async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_a
     assert service.posted == {"order-17": 1}
 
 
-async def test_an_expired_push_is_open_while_others_under_its_id_cannot_be_looked_at(
-    service: FakeService,
-) -> None:
+async def test_an_expired_push_is_open_until_others_can_be_looked_at(service: FakeService) -> None:
     """The one that we know of is cancelled; the index lags that would name the one which the customer paid."""
     service.instead = unlisted
     async with selling(service, purchase="cart") as (tracker, pending):
@@ -401,9 +397,7 @@ async def test_a_form_with_dead_links_holds_its_purchase(
         await tracker.sale(sale(identifier), purchase=purchase)
 
 
-async def test_a_form_found_paid_holds_its_purchase_until_its_confirmation_is_answered(
-    service: FakeService,
-) -> None:
+async def test_a_form_found_paid_holds_its_purchase_until_it_is_confirmed(service: FakeService) -> None:
     """Paid at the last moment and found so by its last query; the answer to its confirmation is lost."""
 
     def silent() -> HttpResponse:

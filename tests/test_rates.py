@@ -10,7 +10,7 @@ import pytest
 
 import payclient
 from crowd import PROFILE as CROWD
-from crowd import Service, hint, in_virtual_time, now, push, tracking
+from crowd import Service, hint, in_virtual_time, now, push, pushed, tracking, waited
 from fake_service import form
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -30,33 +30,36 @@ def assert_rate_kept(times: list[float], rate: float = RATE) -> None:
 async def cancelled(tracker: payclient.Tracker, service: Service, count: int) -> list[payclient.PendingSale]:
     """So many sales that the customer declined, and of which no notification came."""
     pendings = await asyncio.gather(*(tracker.sale(push(f"old-{each}")) for each in range(count)))
-    for number in range(count):
-        service.truth[f"old-{number}"] = (0.0, "Cancelado")
-    await asyncio.gather(*(pending.wait() for pending in pendings))
+    for pending in pendings:
+        service.truth[pending.client_transaction_id] = (0.0, "Cancelado")
+    await waited(pendings)
     return list(pendings)
+
+
+async def notified_in_time(
+    tracker: payclient.Tracker, service: Service, pending: payclient.PendingSale, queries: float = 2
+) -> None:
+    """Its customer approves, and the notification of that waits for no more than so many queries."""
+    asked = now()
+    service.truth[pending.client_transaction_id] = (asked, "Aceptado")
+    await tracker.notify(hint(pending))
+    assert (await pending.wait()).paid is True
+    assert now() - asked <= queries * GAP + 0.5
 
 
 @in_virtual_time
 async def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -> None:
     """500 decided sales are notified in one second: the rate is kept, and each is asked for once."""
-    count = 500
-
-    service = Service()
-    ledger = MemoryLedger()
+    count, service, ledger = 500, Service(), MemoryLedger()
     async with tracking(service, ledger=ledger) as tracker:
         old = await cancelled(tracker, service, count)
     async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
         new = await tracker.sale(push("new"))
         begin, service.made = now(), []
         for pending in old:
-            receipt = await tracker.notify(hint(pending))
-            assert receipt is payclient.Receipt.LATE
+            assert await tracker.notify(hint(pending)) is payclient.Receipt.LATE
         await asyncio.sleep(20.0)
-        asked = now()
-        service.truth["new"] = (asked, "Aceptado")
-        await tracker.notify(hint(new))
-        assert (await new.wait()).paid is True
-        assert now() - asked <= 2 * GAP + 0.5
+        await notified_in_time(tracker, service, new)
         await asyncio.sleep(begin + (count + 20) * GAP - now())
         assert_rate_kept(service.made)
         names = [name for when, name in service.queries if when >= begin and name.startswith("old")]
@@ -67,18 +70,13 @@ async def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -
 @in_virtual_time
 async def test_a_crowd_that_checks_keeps_the_rate() -> None:
     """200 ask by hand at once: each call ends within the total time-out, and a notified sale waits for two queries."""
-
     service = Service(undecided=True)
     async with tracking(service, profile=PROFILE) as tracker:
-        pendings = [await tracker.sale(push(f"order-{number}")) for number in range(200)]
+        pendings = await pushed(tracker, 200)
         began = now()
         checks = asyncio.gather(*(pending.check() for pending in pendings))
         await asyncio.sleep(5.0)
-        asked, one = now(), pendings[150]
-        service.truth["order-150"] = (asked, "Aceptado")
-        await tracker.notify(hint(one))
-        assert (await one.wait()).paid is True
-        assert now() - asked <= 2 * GAP + 0.5
+        await notified_in_time(tracker, service, pendings[150])
         await checks
         assert now() - began <= 31.0
         assert_rate_kept(service.made)
@@ -87,7 +85,6 @@ async def test_a_crowd_that_checks_keeps_the_rate() -> None:
 @in_virtual_time
 async def test_a_check_within_the_rate_is_one_query_now() -> None:
     """Where nobody waits it is made at once, and two that ask at once share it."""
-
     service = Service(undecided=True)
     async with tracking(service, profile=PROFILE, schedule=payclient.Fixed(100.0)) as tracker:
         pending = await tracker.sale(push("order-1"))
@@ -100,11 +97,9 @@ async def test_a_check_within_the_rate_is_one_query_now() -> None:
 
 @in_virtual_time
 async def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
-    service = Service(undecided=True)
-    ledger = MemoryLedger()
+    service, ledger = Service(undecided=True), MemoryLedger()
     async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:
-        for number in range(200):
-            await tracker.sale(push(f"order-{number}"))
+        await pushed(tracker, 200)
         await asyncio.sleep(305.0)
     service.made.clear()
     async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
@@ -129,10 +124,8 @@ async def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
         return "token"
 
     service = Service(fails, undecided=True)
-
     async with tracking(service, token=token, profile=PROFILE) as tracker:
-        for number in range(60):
-            await tracker.sale(push(f"order-{number}"))
+        await pushed(tracker, 60)
         await asyncio.sleep(120.0)
         assert_rate_kept(service.made)
         assert len(service.made) >= 50
@@ -186,12 +179,10 @@ async def prepared(tracker: payclient.Tracker, service: Forms, count: int) -> li
 @in_virtual_time
 async def test_confirmations_keep_the_rate_with_the_queries() -> None:
     """Five forms come back in the midst of sixty open sales: each is confirmed soon, and the rate is kept."""
-
     service = Forms()
     async with tracking(service, profile=FORMS) as tracker:
         backs = await prepared(tracker, service, 5)
-        for number in range(60):
-            await tracker.sale(push(f"order-{number}"))
+        await pushed(tracker, 60)
         await asyncio.sleep(60.0)
         returned = now()
         outcomes = await asyncio.gather(*(tracker.returned(back) for back in backs))
@@ -204,12 +195,10 @@ async def test_confirmations_keep_the_rate_with_the_queries() -> None:
 @in_virtual_time
 async def test_no_backlog_makes_a_confirmation_late() -> None:
     """Late notifications, checks and other forms wait as long as they do: a paid form is confirmed in its window."""
-
     service = Forms()
     async with tracking(service, profile=FORMS) as tracker:
         backs = await prepared(tracker, service, 100)
-        old = await cancelled(tracker, service, 100)
-        for pending in old:
+        for pending in await cancelled(tracker, service, 100):
             await tracker.notify(hint(pending))
         returned = now()
         new = await tracker.sale(push("new"))
@@ -217,9 +206,6 @@ async def test_no_backlog_makes_a_confirmation_late() -> None:
             for back in backs:
                 group.create_task(tracker.returned(back))
             await asyncio.sleep(20.0)
-            service.truth["new"] = (asked := now(), "Aceptado")
-            await tracker.notify(hint(new))
-            assert (await new.wait()).paid is True
-            assert now() - asked <= 3 * GAP + 0.5
+            await notified_in_time(tracker, service, new, queries=3)
         assert len(service.confirmed) == 100
         assert max(service.confirmed.values()) - returned <= 60.0

@@ -91,9 +91,7 @@ async def test_whichever_of_two_is_approved_is_paid(
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
-async def test_the_cancelled_one_that_we_know_hides_no_paid_one(
-    service: FakeService, profile: Profile
-) -> None:
+async def test_the_cancelled_one_of_two_hides_no_paid_one(service: FakeService, profile: Profile) -> None:
     """Our answer named one, the customer approved the other: it is paid, under the other's id."""
     async with selling(service, posted(1, FakeService.take), profile=profile) as (tracker, pending):
         assert pending.transaction_id == 1001
@@ -112,9 +110,7 @@ async def test_the_cancelled_one_that_we_know_hides_no_paid_one(
 
 @pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
 @pytest.mark.parametrize("state", ["Cancelado", "Aceptado"])
-async def test_several_that_are_not_ours_decide_nothing(
-    service: FakeService, profile: Profile, state: str
-) -> None:
+async def test_several_of_others_decide_nothing(service: FakeService, profile: Profile, state: str) -> None:
     """Two transactions of another account under our client transaction id, and ours not among them: a conflict."""
     body = {"clientTransactionId": "order-17", "amount": 1150, "currency": "USD", "state": state}
     theirs = [body | {"transactionId": number} for number in (2001, 2002)]
@@ -176,9 +172,7 @@ async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeServ
     [({"transactionId": 999}, False), ({"transactionId": 1001, "state": "Aceptado", "amount": 5}, None)],
     ids=["another cancelled one", "another amount"],
 )
-async def test_what_a_look_finds_beside_ours(
-    service: FakeService, other: dict[str, object], paid: bool | None
-) -> None:
+async def test_what_a_look_finds(service: FakeService, other: dict[str, object], paid: bool | None) -> None:
     """Cancelled if nothing under this id is open or paid; another amount there is a conflict."""
     async with selling(service) as (_, pending):
         service.decide("Cancelado")
@@ -298,9 +292,7 @@ async def test_one_that_is_not_ours_proves_nothing(service: FakeService, change:
 
 
 @pytest.mark.parametrize("profile", [BY_ID, NO_QUERY])
-async def test_without_a_query_2061_refuses_and_a_duplicate_is_unknown(
-    service: FakeService, profile: Profile
-) -> None:
+async def test_without_a_query_a_duplicate_alone_is_unknown(service: FakeService, profile: Profile) -> None:
     """Nobody can be asked."""
     service.scripts = [BUSY, DUPLICATE]
     async with tracking(service, profile=profile) as tracker:

@@ -137,9 +137,7 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open(service: FakeS
     assert (await record_in(service.ledger)).state is State.REVERSING
 
 
-async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_so(
-    service: FakeService,
-) -> None:
+async def test_a_reversal_closed_while_it_is_permitted_says_so(service: FakeService) -> None:
     """It is not its caller who is cancelled."""
     ledger = HookedLedger(before={"ReversalPermitted": (gate := Gate())})
     async with tracking(service, ledger, REVERSING, drain=0) as tracker:

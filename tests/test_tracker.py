@@ -210,9 +210,7 @@ async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) 
         await error_of(payclient.TrackerClosedError, late)
 
 
-async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open(
-    service: FakeService,
-) -> None:
+async def test_recovery_makes_what_was_sending_unknown_and_follows_it(service: FakeService) -> None:
     """A crash left one SENDING and one PENDING: neither is sent again, both are decided."""
     phones = {"pending": "0984111222", "sending": "0984111223"}
     held = Held()
@@ -390,9 +388,7 @@ def test_a_send_that_is_cancelled_with_its_loop_is_unknown(service: FakeService,
 
 
 @pytest.mark.parametrize("tax", [150, 151])
-async def test_who_is_denied_the_permit_gets_the_sale_of_the_same_content(
-    service: FakeService, tax: int
-) -> None:
+async def test_who_is_denied_the_permit_gets_the_same_sale(service: FakeService, tax: int) -> None:
     """Both have looked before either was permitted. Another content is not taken for it: another amount was charged."""
     async with tracking(service) as first, tracking(service, service.ledger) as second:
         one, other = await asyncio.gather(
@@ -405,9 +401,7 @@ async def test_who_is_denied_the_permit_gets_the_sale_of_the_same_content(
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("word", ["Aceptado", "Cancelado"])
-async def test_a_report_of_another_transaction_decides_nothing(
-    service: FakeService, known: bool, word: str
-) -> None:
+async def test_a_report_of_another_sale_decides_nothing(service: FakeService, known: bool, word: str) -> None:
     """Asked for ours, the service answers another's with our client transaction id and amount: a conflict."""
     async with selling(service, *[] if known else [lost_request]) as (tracker, pending):
         if not known:

@@ -128,11 +128,9 @@ async def test_ids_are_the_newest_first_and_each_once() -> None:
     ledger = MemoryLedger()
     record = await prepared(ledger, "form-1")
     for event in (
-        Returned(at=1.0, transaction_id=7),
-        Notified(at=2.0, transaction_id=8),
-        Returned(at=3.0),
+        Returned(at=1.0, transaction_id=7), Notified(at=2.0, transaction_id=8), Returned(at=3.0),
         Returned(at=4.0, transaction_id=7),
-    ):
+    ):  # fmt: skip
         record = await ledger.apply(record, event)
     assert await unconfirmed_ids(ledger, record) == [7, None, 8]
 
@@ -147,13 +145,9 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
     record = await prepared(ledger, "form-1", attempt=2)
     assert await unconfirmed_ids(ledger, record) == []
     for event in (
-        Returned(at=1.0, transaction_id=7),
-        Expired(at=2.0),
-        Returned(at=3.0),
-        Abandoned(at=4.0, candidate_ids=(7,)),
-        Returned(at=5.0, transaction_id=8),
-        FoundCancelled(at=6.0),
-    ):
+        Returned(at=1.0, transaction_id=7), Expired(at=2.0), Returned(at=3.0),
+        Abandoned(at=4.0, candidate_ids=(7,)), Returned(at=5.0, transaction_id=8), FoundCancelled(at=6.0),
+    ):  # fmt: skip
         record = await ledger.apply(record, event)
     assert await unconfirmed_ids(ledger, record) == [8]
 

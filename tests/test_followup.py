@@ -62,11 +62,7 @@ def follow(rules: Policy, kept: Record, now: float = 0.0) -> Followed:
     return Followed(kept, 0.0, now, WINDOW)
 
 
-SCHEDULES = st.one_of(
-    st.just(Attentive()),
-    st.floats(0.5, 1e4).map(Fixed),
-    st.just(Steps((60.0, 5.0), (300.0, 20.0))),
-)
+SCHEDULES = st.just(Attentive()) | st.floats(0.5, 1e4).map(Fixed) | st.just(Steps((60.0, 5.0), (300.0, 20.0)))
 POLICIES = st.builds(policy, SCHEDULES, can_query=st.booleans(), by_client=st.booleans(), by_id=st.booleans())
 RECORDS = st.builds(
     record, kind=st.sampled_from(["sale", "form"]), state=st.sampled_from([State.PENDING, State.UNKNOWN])
@@ -136,10 +132,8 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
         ask.unanswered(query.candidate_id)
         ask.failures += 1
         ask.queried_at = now
-        when = rules.after(ask, now)
-        assert when is not None
-        assert when > now
-        now = when
+        now, before = rules.after(ask, now) or 0.0, now
+        assert now > before
 
 
 @given(POLICIES, RECORDS, st.floats(0.0, 2000.0))
@@ -298,11 +292,8 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
     if report is not None:
         for event in read_confirmation(kept, confirmed, report, 2.0).events:
             if advance(kept, event).state is not kept.state:
-                assert (report.transaction_id, report.client_transaction_id, report.amount) == (
-                    confirmed,
-                    ID,
-                    1150,
-                )
+                said = (report.transaction_id, report.client_transaction_id, report.amount)
+                assert said == (confirmed, ID, 1150)
     for event in read_form(kept, report, 2.0).events:
         if advance(kept, event).state.paid is True:
             assert report is not None

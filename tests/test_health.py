@@ -17,7 +17,7 @@ import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import ask
 from fake_ledgers import FailingLedger
-from fake_service import PROFILE, FakeService, form, lost_answer, refusal, sale, tracking
+from fake_service import PROFILE, FakeService, error_of, form, lost_answer, refusal, sale, selling, tracking
 from manual_clock import ManualClock
 from payclient.ledger import postgres as postgres_ledger
 from payclient.profile import PAYPHONE
@@ -26,21 +26,27 @@ from ports import served
 from postgres_server import PostgresServer
 
 
-async def test_a_tracker_that_has_done_nothing() -> None:
+class Failing(FailingLedger):
+    """Fails at what it is told to; "all" is everything."""
+
+    def __init__(self, *failing: str) -> None:
+        super().__init__(lambda name: bool(self.failing & {name, "all"}))
+        self.failing = {*failing}
+
+
+async def test_a_tracker_that_has_done_nothing(service: FakeService) -> None:
     """Nothing is open, and the service has not answered yet."""
-    async with tracking(FakeService()) as tracker:
+    async with tracking(service) as tracker:
         assert await tracker.health() == payclient.Health(
             ledger_writable=True, poller_alive=True, answered_at=None, open=0, unknown=0, oldest_unknown=None,
             unwritten=0, unconfirmed=0, confirm_by=None,
         )  # fmt: skip
 
 
-async def test_what_is_open_and_unknown() -> None:
+async def test_what_is_open_and_unknown(service: FakeService) -> None:
     """Unknown sales are no reason to take a process out of service."""
-    service = FakeService()
     before = time.time()
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
+    async with selling(service) as (tracker, _):
         answered = (await tracker.health()).answered_at
         service.scripts.append(lost_answer)
         service.status_scripts = [lambda: refusal(0, status=503)] * 50
@@ -54,43 +60,38 @@ async def test_what_is_open_and_unknown() -> None:
     assert health.ok
 
 
-async def test_a_ledger_that_fails_the_probe() -> None:
+async def test_a_ledger_that_fails_the_probe(service: FakeService) -> None:
     """The process cannot charge until the probe succeeds."""
-    broken = False
-    async with tracking(FakeService(), FailingLedger(lambda name: broken)) as tracker:
-        broken = True
+    async with tracking(service, ledger := Failing()) as tracker:
+        ledger.failing = {"all"}
         health = await tracker.health()
         assert (health.ok, health.ledger_writable) == (False, False)
         assert health.problems == ("the ledger takes no writes: nothing is sent",)
-        broken = False
+        ledger.failing.clear()
         assert (await tracker.health()).ok
 
 
-async def test_a_ledger_that_never_answers() -> None:
+async def test_a_ledger_that_never_answers(service: FakeService) -> None:
     """The probe is given up after five seconds."""
 
     class Stuck(FailingLedger):
         async def drop_links(self, now: float) -> None:
             await asyncio.Event().wait()
 
-    service = FakeService()
     async with tracking(service, Stuck(lambda name: False)) as tracker:
         asked = asyncio.ensure_future(tracker.health())
         await service.clock.advance(5.1)
         assert (await asked).ledger_writable is False
 
 
-async def test_a_write_that_failed() -> None:
+async def test_a_write_that_failed(service: FakeService) -> None:
     """A full disk may pass the probe: a failed permit counts for a minute, unless a write succeeds before."""
-    full = True
-    service = FakeService()
-    async with tracking(service, FailingLedger(lambda name: full and name == "permit")) as tracker:
+    async with tracking(service, ledger := Failing()) as tracker:
         for _ in range(2):
-            full = True
-            with pytest.raises(payclient.LedgerUnavailableError):
-                await tracker.sale(sale())
+            ledger.failing = {"permit"}
+            await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
             assert (await tracker.health()).ok is False
-            full = False
+            ledger.failing.clear()
             if not service.posted:
                 await tracker.sale(sale("order-18", phone="0984111333"))
             else:
@@ -98,15 +99,13 @@ async def test_a_write_that_failed() -> None:
             assert (await tracker.health()).ok is True
 
 
-async def test_an_end_that_is_not_written_yet() -> None:
+async def test_an_end_that_is_not_written_yet(service: FakeService) -> None:
     """The sale was answered, the ledger could not take the answer."""
-    full = True
-    service = FakeService()
-    async with tracking(service, FailingLedger(lambda name: full and name == "apply")) as tracker:
-        await tracker.sale(sale())
+    ledger = Failing("apply")
+    async with selling(service, ledger=ledger) as (tracker, _):
         health = await tracker.health()
         assert (health.unwritten, health.ok) == (1, False)
-        full = False
+        ledger.failing.clear()
         await service.clock.advance(5)
         health = await tracker.health()
         assert (health.unwritten, health.ok) == (0, True)
@@ -124,10 +123,8 @@ async def test_a_poller_that_stopped() -> None:
             else:
                 await super().advance(seconds)
 
-    service = FakeService()
-    service.clock = clock = Stopped()
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
+    clock = Stopped()
+    async with selling(FakeService(clock)) as (tracker, _):
         await clock.advance(100)
         assert (await tracker.health()).poller_alive
         clock.is_stopped = True
@@ -139,9 +136,8 @@ async def test_a_poller_that_stopped() -> None:
     assert not health.ledger_writable
 
 
-async def test_forms_whose_confirmation_runs_out() -> None:
+async def test_forms_whose_confirmation_runs_out(service: FakeService) -> None:
     """The first of them is reversed five minutes after its customer came back."""
-    service = FakeService()
     async with tracking(service, profile=PAYPHONE) as tracker:
         await tracker.prepare(form())
         service.confirm_scripts = [lambda: refusal(0, status=503)] * 20
@@ -170,16 +166,15 @@ async def answers(kind: str, tracker: payclient.Tracker) -> tuple[int, str, dict
 
 
 @pytest.mark.parametrize("kind", ["aiohttp", "starlette"])
-async def test_the_route(kind: str) -> None:
+async def test_the_route(service: FakeService, kind: str) -> None:
     """200 or 503, and counts only. Django's is in `test_web_shops.py`."""
-    broken = False
-    async with tracking(FakeService(), FailingLedger(lambda name: broken)) as tracker:
-        await tracker.sale(sale())
+    ledger = Failing()
+    async with selling(service, ledger=ledger) as (tracker, _):
         status, content_type, body = await answers(kind, tracker)
         assert (status, body["ok"], body["problems"], body["open"]) == (200, True, [], 1)
         assert content_type.startswith("application/json")
         assert "order-17" not in json.dumps(body)
-        broken = True
+        ledger.failing = {"all"}
         status, _, body = await answers(kind, tracker)
         assert (status, body["ok"], body["ledger_writable"]) == (503, False, False)
 

@@ -6,24 +6,19 @@ import json
 import re
 from urllib.parse import urlencode
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import FakeService, hint, lost_answer, outcome_of, sale, tracking
-from payclient.ledger.memory import MemoryLedger
+from fake_service import PROFILE, FakeService, error_of, events_of, hint, lost_answer, outcome_of, selling
 from payclient.notifications import is_notification_key
 from payclient.profile import StatusProfile
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
 EXPECTED = hint()
 Receipt, State = payclient.Receipt, payclient.State
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
 
 
 @pytest.mark.parametrize(
@@ -89,8 +84,7 @@ def test_whatever_arrives_gives_a_notification_or_our_error(
 
 async def test_a_notification_asks_at_once_and_again_while_pending(service: FakeService) -> None:
     """MATCHED: one query ahead of the routine, then after 0.25, 0.75, 2 and 5 s; the second is a DUPLICATE."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         await service.clock.advance(20.5)
         asked = len(service.queries)
         assert await tracker.notify(hint()) is Receipt.MATCHED
@@ -106,18 +100,10 @@ async def test_a_notification_asks_at_once_and_again_while_pending(service: Fake
 
 async def test_a_candidate_binds_an_unknown_sale_by_its_transaction_id(service: FakeService) -> None:
     """UNKNOWN without a query by client transaction id: the notified id is asked, and binds if it is ours."""
-    service.scripts = [lost_answer]
-    profile = payclient.ServiceProfile(
-        not_found_codes=frozenset({20}),
-        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
-    )
-    async with tracking(service, profile=profile) as tracker:
-        pending = await tracker.sale(sale())
-        service.sales[2000] = service.sales[1000] | {
-            "transactionId": 2000,
-            "clientTransactionId": "of-somebody",
-        }
-        service.decide("Aceptado", 2000)
+    by_id = StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    profile = attrs.evolve(PROFILE, status=by_id)
+    async with selling(service, lost_answer, profile=profile) as (tracker, pending):
+        service.add_sale(2000, clientTransactionId="of-somebody")
         assert await tracker.notify(hint(2000)) is Receipt.MATCHED  # forged: not ours
         await service.clock.advance(2)
         assert pending.state is State.UNKNOWN
@@ -129,27 +115,18 @@ async def test_a_candidate_binds_an_unknown_sale_by_its_transaction_id(service: 
 
 async def test_unmatched_and_conflicting_notifications_change_nothing(service: FakeService) -> None:
     """UNMATCHED writes nothing; CONFLICT is one event, and overwrites nothing."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         assert await tracker.notify(hint(5, "nobody")) is Receipt.UNMATCHED
-        assert await ledger.history("nobody") == []
+        assert await events_of(service.ledger, "nobody") == []
         assert await tracker.notify(hint(7)) is Receipt.CONFLICT
         assert pending.transaction_id == 1000
-        assert [change.event for change in await ledger.history("order-17")] == [
-            "Permitted",
-            "Created",
-            "Conflicted",
-        ]
-    with pytest.raises(payclient.TrackerClosedError):
-        await tracker.notify(hint())
+        assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
+    await error_of(payclient.TrackerClosedError, tracker.notify(hint()))
 
 
 async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(service: FakeService) -> None:
     """Thousands of forged ids: no more than a query a second, few writes, no wrong state."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service) as (tracker, pending):
         await service.clock.advance(10)
         before = len(service.queries)
         for second in range(10):
@@ -158,14 +135,13 @@ async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(servic
                 await tracker.notify(hint(1000))
             await service.clock.advance(1)
         assert len(service.queries) - before <= 12
-        assert len(await ledger.history("order-17")) <= 15
+        assert len(await events_of(service.ledger)) <= 15
         assert pending.state is State.PENDING
 
 
 async def test_without_a_status_source_a_notification_ends_the_wait(service: FakeService) -> None:
     """Nobody can be asked: the wait ends with `paid` None and `notified_at` set, and says no more than that."""
-    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
-        pending = await tracker.sale(sale())
+    async with selling(service, profile=payclient.DOCUMENT) as (tracker, pending):
         await service.clock.advance(20)
         assert await tracker.notify(hint()) is Receipt.MATCHED
         outcome = await outcome_of(service, pending, seconds=2)
@@ -182,9 +158,7 @@ EXTERNAL = {
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"TransactionId": "1000"}, {"transactionId": 1000}, {"More": {"x": 1}}],
-    ids=str,
+    "changes", [{}, {"TransactionId": "1000"}, {"transactionId": 1000}, {"More": {"x": 1}}], ids=str
 )
 def test_an_external_notification_gives_the_two_ids(changes: dict[str, object]) -> None:
     """Its verdict is not read: nobody signed it."""

@@ -170,7 +170,9 @@ async def test_the_same_token_proves_absence(service: Accounts) -> None:
 @pytest.mark.parametrize(
     ("owner", "state", "paid"), [("shop", State.REFUSED, False), ("other", State.UNKNOWN, None)]
 )
-async def test_a_rotated_token_proves_itself(service: Accounts, owner: str, state: State, paid: bool | None) -> None:
+async def test_a_rotated_token_proves_itself(
+    service: Accounts, owner: str, state: State, paid: bool | None
+) -> None:
     """A token that finds what the old one made is the same account's; one that finds nothing of it is not."""
     await sold(service, lost_request, ids=BOTH)
     service.accounts = {"token-9": owner}
@@ -282,7 +284,9 @@ async def test_a_number_alone_proves_no_account(service: Accounts) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("Aceptado", "Cancelado"), ("Cancelado", "Aceptado")])
-async def test_a_number_decides_nothing_under_another_token(service: Accounts, theirs: str, ours: str) -> None:
+async def test_a_number_decides_nothing_under_another_token(
+    service: Accounts, theirs: str, ours: str
+) -> None:
     """Another account's transaction has our number and amount, and none there has our client transaction id."""
     await sold(service)
     other = await another(service, "another-1")

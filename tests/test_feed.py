@@ -50,14 +50,6 @@ async def paid(service: FakeService, tracker: payclient.Tracker, number: int = 0
     return pending.client_transaction_id
 
 
-def assert_refused_then_accepted(refused: payclient.Outcome, accepted: payclient.Outcome) -> None:
-    """Each is its own attempt's, or was so at its time: a refusal with its error and no id."""
-    assert (refused.state, refused.transaction_id, refused.notified_at) == (State.REFUSED, None, None)
-    assert isinstance(refused.error, payclient.RefusedError)
-    assert refused.error.error_code == 22
-    assert (accepted.state, accepted.transaction_id, accepted.error) == (State.ACCEPTED, 1000, None)
-
-
 async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
     service: FakeService, ledger: Ledger
 ) -> None:
@@ -73,24 +65,14 @@ async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
         assert (await pending.check()).paid is True
         feed = tracker.outcomes()
         first, second = await in_time(anext(feed)), await in_time(anext(feed))
-    assert_refused_then_accepted(first, second)
+    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
+    assert isinstance(first.error, payclient.RefusedError)
+    assert first.error.error_code == 22
+    assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
     assert second.created_at is not None
     assert first.created_at is not None
     assert second.created_at >= first.created_at + 10
     assert second.notified_at == second.created_at
-
-
-async def test_what_was_corrected_is_told_as_it_was(service: FakeService) -> None:
-    """A refusal that a notification corrects: first refused with its error and no id, then accepted."""
-    service.scripts = [refuses(22)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
-        service.add_sale()
-        await service.clock.advance(5)
-        assert await tracker.notify(hint()) is payclient.Receipt.LATE
-        await service.clock.advance(1)
-        feed = tracker.outcomes()
-        assert_refused_then_accepted(await in_time(anext(feed)), await in_time(anext(feed)))
 
 
 async def test_what_another_process_decided_comes_out(service: FakeService) -> None:

@@ -560,7 +560,9 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Wi
 
 
 @pytest.mark.parametrize(("phone", "suspected"), [("0984111222", True), ("0984111223", False)])
-async def test_a_busy_customer_is_evidence_of_nobody_else(service: Withheld, phone: str, suspected: bool) -> None:
+async def test_a_busy_customer_is_evidence_of_nobody_else(
+    service: Withheld, phone: str, suspected: bool
+) -> None:
     """Code 2061 is noted of an unknown sale of the same customer, and decides nothing."""
     async with selling(service, lost_request, refuses(22, 2061)) as (tracker, unknown):
         await error_of(payclient.CustomerBusyError, tracker.sale(sale("order-18", phone)))

@@ -471,13 +471,17 @@ async def test_a_refused_attempt_that_was_paid_is_corrected(
     async with tracking(service) as tracker:
         await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
         service.decide("Aceptado")
+        await service.clock.advance(5)
         assert await tracker.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(2)
         outcome = await (await pending_of(tracker)).wait()
         assert (outcome.paid, outcome.transaction_id, outcome.error) == (True, 1000, None)
         assert len(service.queries) == 2
         feed = tracker.outcomes()
-        assert [(await anext(feed)).state for _ in range(2)] == [State.REFUSED, State.ACCEPTED]
+        first, second = await anext(feed), await anext(feed)
+        assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
+        assert isinstance(first.error, payclient.RefusedError)
+        assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
         assert (await tracker.sale(sale())).state is State.ACCEPTED
     assert alarms(caplog)
     assert service.posted == {"order-17": 1}

@@ -193,15 +193,6 @@ async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
         assert (await pending.check()).paid is True
 
 
-async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> None:
-    """What was sent is recorded before the tracker is gone."""
-    async with tracking(service) as tracker:
-        caller = asyncio.create_task(tracker.sale(sale()))
-        await asyncio.sleep(0)
-    await caller
-    assert (await record_in(service.ledger)).state is State.PENDING
-
-
 async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) -> None:
     async with selling(service) as (tracker, pending):
         wait = asyncio.create_task(pending.wait())

@@ -109,19 +109,16 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
     async with session_of(Scripted(refused=9)) as session:
         with pytest.raises(NotSentError):
             await call(session)
-
-
-@pytest.mark.parametrize("said", [ConnectionResetError(), HttpResponse(503, {}, b"<html>")], ids=str)
-async def test_a_confirmation_is_repeated(said: Said) -> None:
-    """It may be, whatever became of the last one."""
-    service = Scripted(said, said, answer(200, REPORT))
-    async with session_of(service) as session:
-        assert (await session.confirm(7, "form-1")).state == "Aceptado"
-    service = Scripted(*[said] * 3)
-    async with session_of(service) as session:
-        with pytest.raises(OutcomeUnknownError):
-            await session.confirm(7, "form-1")
-    assert len(service.requests) == 3
+    # A confirmation may be repeated, whatever became of the last one.
+    for unknown in (ConnectionResetError(), HttpResponse(503, {}, b"<html>")) if call is CONFIRM else ():
+        service = Scripted(unknown, unknown, said)
+        async with session_of(service) as session:
+            assert (await call(session)).state == "Aceptado"
+        service = Scripted(*[unknown] * 3)
+        async with session_of(service) as session:
+            with pytest.raises(OutcomeUnknownError):
+                await call(session)
+        assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import required
 from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.simulator import SCENARIOS, Answers, Fault, Settings, Simulator, SimulatorThread
-from payclient.simulator.control_api import OPERATIONS, openapi
+from payclient.simulator.control_api import OPERATIONS, READ, openapi
 from simulated import BEARER, TYPED, Client, Merchant, client_of, merchant, prepare_of, sale_of, until
 
 __all__ = ["merchant"]
@@ -124,6 +124,9 @@ async def test_every_operation_is_of_python_by_the_same_names(client: Client) ->
     assert of_python <= set(OPERATIONS)
     assert [name for name in OPERATIONS if not hasattr(Simulator(), name)] == []
     assert await client.get("/_simulator/openapi.json") == (200, DOCUMENT)
+    for name in OPERATIONS:
+        assert ("get" in DOCUMENT["paths"][f"/_simulator/{name}"]) == (name in READ)
+        assert ((await client.get(f"/_simulator/{name}"))[0] == 200) == (name in READ)
 
 
 async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Call) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
+import asyncpg
 import attrs
 import pytest
 
@@ -29,7 +28,7 @@ from payclient.events import (
 from payclient.ledger import Ledger, PurchaseHeldError, backup_ledger
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
-from test_ledger import NOW, PATHS, brought, fresh, opened
+from test_ledger import NOW, PATHS, brought, fresh, opened, until
 from test_ledger import ledger as ledger  # the fixture
 
 #: When the links of the forms here are dead.
@@ -216,30 +215,31 @@ async def test_many_asks_in_one_batch(ledger: Ledger) -> None:
 
 
 async def test_two_processes_race_for_each_purchase(postgres: PostgresServer, database: str) -> None:
-    """Under two client transaction ids at once: the database grants one, and none is left without any."""
-    count, url = 800, postgres.url(database)
-    chance = random.Random(1)  # noqa: S311 - the same again each time
+    """Under two client transaction ids at once: the database grants one, and none is left without any.
 
-    async def race(name: str) -> list[bool]:
-        """Ask in an order of its own, so that what the two insert crosses."""
-        won = [False] * count
-        numbers = iter(chance.sample(range(count), count))
+    A lock holds the statements of both back, so that neither sees what the other inserts.
+    """
+    url, count = postgres.url(database), 100
+    waiting = (
+        "SELECT count(*) = 2 FROM pg_locks WHERE NOT granted AND relation = 'payclient.attempts'::regclass"
+    )
+    async with opened(url) as one, opened(url) as other, asyncpg.create_pool(url, min_size=1) as pool:
 
-        async def work() -> None:
-            for number in numbers:
-                record = attrs.evolve(fresh(f"{name}-{number}"), purchase=f"order-{number}")
-                with suppress(PurchaseHeldError):
-                    won[number] = await book.permit(record)
+        async def ask(name: str, book: Ledger, purchases: range) -> list[bool]:
+            asks = [attrs.evolve(fresh(f"{name}-{each}"), purchase=f"order-{each}") for each in purchases]
+            answers = await asyncio.gather(*map(book.permit, asks), return_exceptions=True)
+            assert {type(each) for each in answers} <= {bool, PurchaseHeldError}
+            return [each is True for each in answers]
 
-        async with opened(url) as book:
-            await asyncio.gather(*(work() for _ in range(10)))
-        return won
-
-    first, second = await asyncio.gather(race("a"), race("b"))
-    assert [a + b for a, b in zip(first, second, strict=True)] == [1] * count
-    assert {*first} == {*second} == {True, False}, "they did not run at the same time"
+        for start in range(0, 5 * count, count):
+            purchases = range(start, start + count)
+            async with pool.acquire() as person, person.transaction():
+                await person.execute("LOCK payclient.attempts")
+                asked = asyncio.gather(ask("a", one, purchases), ask("b", other, purchases))
+                await until(lambda: pool.fetchval(waiting))
+            assert [sum(won) for won in zip(*await asked, strict=True)] == [1] * count
     sql = "SELECT count(*), count(DISTINCT purchase) FROM payclient.attempts"
-    assert [tuple(row) for row in await postgres.execute(database, sql)] == [(count, count)]
+    assert [tuple(row) for row in await postgres.execute(database, sql)] == [(5 * count, 5 * count)]
 
 
 # --- The links of forms

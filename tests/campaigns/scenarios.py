@@ -24,7 +24,7 @@ def _hits(kind: signal.Signals, count: int, chance: random.Random) -> list[Hit]:
     return [
         Hit(kind, after=chance.uniform(0.3, 2.0))
         if chance.random() < 0.2
-        else Hit(kind, chance.randint(1, 20 if number else 60))
+        else Hit(kind, chance.randint(1, 20 if number else 120))
         for number in range(count)
     ]
 

@@ -64,18 +64,6 @@ async def test_what_cannot_be_a_page(pending: payclient.PendingSale) -> None:
         waiting_page(pending, "/s", "fr")  # type: ignore[arg-type]  # meant
 
 
-async def test_style_and_script_may_be_files(pending: payclient.PendingSale) -> None:
-    """Nothing is inline then, so that a site-wide policy of 'self' blocks nothing."""
-    page = waiting_page(pending, "/s", assets="/orders/assets/")
-    text = page.body.decode()
-    assert '<link rel="stylesheet" href="/orders/assets/style.css">' in text
-    assert '<script src="/orders/assets/waiting.js"></script>' in text
-    assert "<style>" not in text
-    assert (
-        "style-src 'self'; script-src 'self'; connect-src 'self'" in page.headers["Content-Security-Policy"]
-    )
-
-
 async def test_who_returns_from_a_form_is_told_of_no_phone() -> None:
     """The payment is being confirmed; how long the form lives is nothing to wait for."""
     async with tracking(FakeService()) as tracker:

@@ -53,9 +53,7 @@ def run_jumping(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-def in_jumping_time(
-    silence: float,
-) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+def in_jumping_time(silence: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
     """Run a test on such a loop."""
 
     def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -316,10 +316,7 @@ async def test_a_tracker_that_cannot_begin_leaves_nothing_behind() -> None:
             return await super().changes(since, limit)
 
     async def begin(seconds: float) -> None:
-        async with (
-            asyncio.timeout(seconds),
-            tracking(service, ledger=ledger, profile=payclient.PAYPHONE),
-        ):
+        async with asyncio.timeout(seconds), tracking(service, ledger=ledger, profile=payclient.PAYPHONE):
             pytest.fail("it began")
 
     ledger, service = Hanging(lambda name: name == "get" and now() > 50.0), Service(undecided=True)

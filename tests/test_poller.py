@@ -15,8 +15,18 @@ import crowd
 import payclient
 from crowd import Crowd, Service, hint, in_virtual_time, now, push, pushed, waited
 from crowd import tracking as crowding
-from fake_ledgers import HookedLedger
-from fake_service import PROFILE, FakeService, error_of, form, pending_of, record_in, sale, selling
+from fake_ledgers import HookedLedger, once
+from fake_service import (
+    PROFILE,
+    FakeService,
+    error_of,
+    form,
+    outcome_of,
+    pending_of,
+    record_in,
+    sale,
+    selling,
+)
 from payclient.events import FoundAccepted
 from payclient.schedule import phase
 from payclient.tracking import poller
@@ -191,6 +201,21 @@ async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
         outcomes = await waited(pendings)
     assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
     assert most == EXPIRIES_AT_ONCE
+
+
+async def test_an_expiry_whose_write_raises_anything_ends_nothing(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged by its class, and the sale is followed to its end."""
+
+    def breaks() -> None:
+        raise RuntimeError("a fault of the ledger's own")
+
+    async with selling(service, ledger=HookedLedger(before={"Expired": once(breaks)})) as (_, pending):
+        await service.clock.advance(301)
+        assert "RuntimeError" in caplog.text
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
 
 
 async def test_a_changed_sale_is_reread(service: FakeService) -> None:

@@ -22,6 +22,7 @@ all, begin traces of their own. Nothing is sent to the service that was not sent
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -175,7 +176,7 @@ def _call_guarded(record: Callable[..., object], *args: object) -> None:
     """Call `record`, and log what it raises: a fault of a span processor must not end the follow-up."""
     try:
         record(*args)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
 
 

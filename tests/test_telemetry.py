@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -187,8 +188,12 @@ async def test_a_request_that_is_sent_again(exported: Exported, delays: object) 
     assert sent.attributes["http.request.resend_count"] == 2
 
 
+@pytest.mark.parametrize("raised", [ZeroDivisionError, asyncio.CancelledError])
 async def test_it_ends_and_harms_nobody(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    exported: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raised: type[BaseException],
 ) -> None:
     """What an exporter raises is logged by its class; after the end nothing is recorded."""
     service = FakeService()
@@ -196,14 +201,14 @@ async def test_it_ends_and_harms_nobody(
         stop = exported.instrument(tracker)
 
         def fail(*_: object, **__: object) -> None:
-            raise ZeroDivisionError("secret")
+            raise raised("secret")
 
         with monkeypatch.context() as patch:
             patch.setattr(type(exported.tracer_provider.get_tracer("any")), "start_span", fail)
             pending = await tracker.sale(sale())
             service.decide("Aceptado")
             assert (await outcome_of(service, pending)).paid is True
-        assert "telemetry failed: ZeroDivisionError" in caplog.text
+        assert f"telemetry failed: {raised.__name__}" in caplog.text
         assert "secret" not in caplog.text
         stop()
         await tracker.sale(sale("order-18", phone="0984111333"))

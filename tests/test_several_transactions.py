@@ -18,6 +18,7 @@ from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     Script,
     alarms,
     answer,
@@ -37,7 +38,7 @@ from fake_service import (
     unlisted,
     when,
 )
-from payclient.events import Evidence
+from payclient.events import Evidence, FoundAccepted
 from payclient.profile import StatusProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock
@@ -547,3 +548,34 @@ async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(servi
         service.decide("Aceptado")
         assert (await first.sale(sale())).outcome.paid is True
     assert service.posted == {"order-17": 1}
+
+
+async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(service: FakeService) -> None:
+    """The index lists the cancelled one alone; as that answer is on its way, another process finds the other paid."""
+    one = SharedLedger()
+    two = SharedLedger(one)
+    gate, lists = Gate(), 0
+
+    async def crossing(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        nonlocal lists
+        lists += "client" in request.path
+        if lists == 1 and "client" in request.path:
+            before = answer(200, [dict(service.sales[1001])])
+            await gate()
+            return before
+        return await service(request, before_send)
+
+    service.scripts = [posted(1, FakeService.take)]
+    async with tracking(service, one, transport=crossing) as first, tracking(service, two) as second:
+        pending = await first.sale(sale())
+        service.decide("Cancelado", 1001)
+        checking = asyncio.create_task(pending.check())
+        await gate.there.wait()
+        service.decide("Aceptado", 1000)
+        record = await record_in(two)
+        found = FoundAccepted(at=service.clock.time(), transaction_id=1000, instead_of=record.transaction_id)
+        await two.apply(record, found)
+        await service.clock.advance(0)
+        gate.go.set()
+        await checking
+        assert (await pending_of(second)).outcome.paid is True

@@ -91,7 +91,7 @@ class StatusQueries:
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
                 answered, report = await self._ask(ask, by_client_id)
-            if not answered:
+            if not answered or (ask.record.state in PAID and not was_paid):
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
         ask.is_answered = await self._write(ask, reading) and reading.is_word

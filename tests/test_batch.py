@@ -349,7 +349,7 @@ def fails_after(count: int) -> Iterator[payclient.SaleRequest]:
 @pytest.mark.parametrize(
     ("source", "error", "read"),
     [
-        (fails_late(), OSError, 2), (waits_for_what_was_cancelled(), asyncio.CancelledError, 1),
+        (fails_late(), OSError, 2), (waits_for_what_was_cancelled(), payclient.UsageError, 1),
         (fails_after(CHUNK), OSError, CHUNK), (fails_after(1), OSError, 0), (fails_after(0), OSError, 0),
     ],
     ids=["async", "cancelled", "in a later chunk", "in the first chunk", "at once"],
@@ -366,6 +366,20 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(
                     seen.append((await in_time(anext(charges))).request_key)
     assert len(set(seen)) == len(seen) >= read
     assert {*service.posted.values()} <= {1}
+
+
+async def test_requests_that_are_cancelled_end_no_task_group_as_if_all_was_read(service: FakeService) -> None:
+    """A task group takes a bare `CancelledError` of its task for its end, and says nothing."""
+
+    async def batch(tracker: payclient.Tracker) -> None:
+        async with payclient.charge_all(tracker, waits_for_what_was_cancelled(), wait=0) as charges:
+            await all_of(charges)
+
+    async with tracking(service) as tracker:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(batch(tracker))
+    assert [type(error) for error in raised.value.exceptions] == [payclient.UsageError]
 
 
 async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> None:

@@ -99,7 +99,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tasks: set[asyncio.Task[None]] = set()
         #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._exited = False
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
@@ -183,14 +183,21 @@ class Charges(AsyncIterator[ChargeResult]):
                     await self._room.acquire()
                     self._open_rows += 1
                     self._add_row(row)
-        except (Exception, asyncio.CancelledError) as error:
-            # Cancelled may be what the requests waited for, and not this task.
+        except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            self._failure = error
-            self.stop("the requests ended in an error")
+            # A bare `CancelledError` would end a consumer in a task group as though nothing had failed.
+            self._fail(
+                UsageError("what the requests waited for was cancelled: the rest of them was not read")
+            )
+        except Exception as error:
+            self._fail(error)
         self._fed = True
         self._end_if_done()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self.stop("the requests ended in an error")
 
     def _end_if_done(self) -> None:
         if self._fed and self._open_rows == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -12,8 +13,9 @@ import sqlite3
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ import pytest
 
 import payclient
 from cli_runs import Said, wait_until
-from fake_service import sale
+from fake_service import record_in, sale
 from payclient import sync
 from payclient.cli import main
+from payclient.events import Overpaid
+from payclient.ledger import open_ledger
 from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
 from postgres_server import PostgresServer
 from shops.serving import PRESET
@@ -105,6 +109,23 @@ def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> Non
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_a_purchase_that_is_paid_twice_is_told(service: SimulatorThread, tmp_path: Path) -> None:
+    """By a line of its own, with the charges of the same purchase that are paid, too."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    with charging(service, ledger) as tracker:
+        assert tracker.sale(sale("paid")).wait().paid
+
+    async def overpay() -> None:
+        async with aclosing(await open_ledger(ledger)) as book:
+            await book.apply(await record_in(book, "paid"), Overpaid(at=time.time(), also=("form-1",)))
+
+    asyncio.run(overpay())
+    with following(service, tmp_path, ledger) as process:
+        once, twice = lines(process, 2)
+    assert (twice["client_transaction_id"], twice["paid"], twice["also_paid"]) == ("paid", True, ["form-1"])
+    assert "also_paid" not in once
 
 
 def test_over_postgresql_it_prints_what_others_send(

@@ -88,6 +88,8 @@ async def _writable() -> None:
 def _facts(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome by the names of a report's columns; times are ISO 8601, in UTC."""
     error = outcome.error if isinstance(outcome.error, RefusedError) else None
+    # Only where the purchase was paid twice, and one payment is to be given back.
+    overpaid = {"also_paid": [*outcome.also_paid]} if outcome.also_paid else {}
     return {
         "cursor": outcome.cursor,
         "client_transaction_id": outcome.client_transaction_id,
@@ -100,4 +102,5 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         },
         "error_code": None if error is None else error.error_code,
         "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
+        **overpaid,
     }

@@ -130,18 +130,25 @@ class Token:
 
     async def _fetch(self) -> Authorization:
         """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""
-        source = self._source.reveal()
-        assert callable(source)  # noqa: S101 - a text is kept from the start
+        # In a task of its own: a callable that does not end when it is cancelled would hold up every later call.
+        calling = asyncio.ensure_future(self._call())
+        calling.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            async with asyncio.timeout(self._timeout):
-                self.authorization = authorize(Secret(await source()), self._language)
+            await asyncio.wait([calling], timeout=self._timeout)
+            if calling.done():
+                self.authorization = authorize(calling.result(), self._language)
+                return self.authorization
         except (TimeoutError, asyncio.CancelledError):
             pass
-        else:
-            return self.authorization
         finally:
+            calling.cancel()
             self._fetching = None
         raise NotSentError("no token was given in time")
+
+    async def _call(self) -> Secret[str]:
+        source = self._source.reveal()
+        assert callable(source)  # noqa: S101 - a text is kept from the start
+        return Secret(await source())
 
     def close(self) -> None:
         """Cancel a running call of the callable."""

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -466,6 +467,33 @@ async def test_raising_token_callable() -> None:
     assert fake.requests == []
     assert (await session.sale(SALE)).transaction_id == 12
     assert tokens.asked == 2
+
+
+def test_token_callable_that_cannot_be_cancelled() -> None:
+    """It hangs for ever, and the calls after it call for a token of their own."""
+
+    async def main() -> None:
+        never, asked = asyncio.Event(), 0
+
+        async def token() -> str:
+            nonlocal asked
+            asked += 1
+            while asked == 1:
+                with suppress(asyncio.CancelledError):
+                    await never.wait()
+            return TOKEN
+
+        fake = Scripted(CREATED)
+        async with session_over(fake, token, timeouts=TEN) as session:
+            assert (await ended(session.sale(SALE)))[0] is NotSentError
+            await asyncio.sleep(1)
+            assert (await session.sale(SALE)).transaction_id == 12
+            assert len(fake.requests) == 1
+            asked = 2
+            never.set()
+            await turns()
+
+    virtually(main)
 
 
 def test_hanging_token_callable() -> None:

@@ -289,6 +289,21 @@ def test_what_another_line_may_say_was_given_back_is_not_decided(
     assert month.get("order-unknown").state == state
 
 
+def test_a_hostile_statement_writes_no_escape_sequence_to_the_terminal(
+    month: Book, tmp_path: Path, capfd: Said
+) -> None:
+    """One could hide the lines that do not agree."""
+    file, report = tmp_path / "enero.csv", tmp_path / "r.csv"
+    file.write_text(
+        "client_transaction_id;amount;currency;state\n\x1b[2Ja;11,50;U\x9b2JD;Aceptado\n", encoding="utf-8"
+    )
+    assert main(["reconcile", str(file), "--report", str(report)]) == 3
+    shown = capfd.readouterr()
+    text = shown.out + shown.err + report.read_text()
+    assert "only there: \\x1b[2Ja (line 2)" in shown.out
+    assert not {*"\x1b\x9b"} & {*text}
+
+
 def test_it_asks_before_it_decides(month: Book, person: list[str], tmp_path: Path, capfd: Said) -> None:
     """No is no; the sales are named first."""
     file = statement(tmp_path / "enero.csv", "order-unknown;1/1;11,50;Aceptado")

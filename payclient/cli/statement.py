@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import ConfigurationError, InvalidRequestError
+from payclient.ledger.records import sanitize_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
 from payclient.rows.format import KEY, SHOWABLE, Layout, pair_of, plain
@@ -184,14 +185,21 @@ def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency:
         transaction_id=None if number is None else int(number),
         client_transaction_id=ids.get(KEY),
         amount=-cents if negative else sign * cents,
-        currency=str(row.get("currency") or "").strip() or currency,
+        currency=_shown(str(row.get("currency") or "").strip()) or currency,
     )
 
 
 def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:
     return {
-        name: str(cells.read(row[name], KEY)).strip() for name in (KEY, "transaction_id") if row.get(name)
+        name: _shown(str(cells.read(row[name], KEY)).strip())
+        for name in (KEY, "transaction_id")
+        if row.get(name)
     }
+
+
+def _shown(text: str) -> str:
+    """Return a text of the statement as a terminal may show it; what is not printable is never of this ledger."""
+    return text if text.isprintable() else sanitize_text(text)
 
 
 def _doubt(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:

@@ -299,7 +299,7 @@ class Batch:
         )
         for purchase, times in paid.items():
             if purchase and times > 1:
-                self.report.violate(f"{purchase}: collected {times} times")
+                self.report.violate(f"{purchase}: collected {times} times: {self._story(purchase)}")
         for host in range(self.hosts):
             lines = {line["client_transaction_id"]: line for line in self._lines(host)}
             for identifier, line in lines.items():
@@ -313,6 +313,18 @@ class Batch:
             if final and host == 0:
                 self.report.counts.update(line["state"] or line["evidence"] for line in lines.values())
         return faults
+
+    def _story(self, purchase: str) -> str:
+        """What the service and the ledger say of each charge of a purchase, and when."""
+        keys = [f"{self.name}-{each}" for each in range(self.rows) if self._purchase_of(each) == purchase]
+        parts = [
+            str(sale.as_json()) for sale in self.service.sales.values() if sale.client_transaction_id in keys
+        ]
+        for key in keys:
+            command = [sys.executable, "-m", "payclient", "ledger", "show", key, "--ledger", self.ledger]
+            shown = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+            parts.append(shown.stdout or shown.stderr)
+        return "\n".join(parts)
 
     def _lines(self, host: int) -> Iterable[dict[str, Any]]:
         path = self._report_of(host)

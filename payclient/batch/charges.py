@@ -156,10 +156,8 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tasks.discard(task)
         if self._exited or not task.cancelled():
             return
-        self._failure = UsageError(
-            "a task of the batch was cancelled by its process; run the batch again to go on"
-        )
-        self.stop("a task of the batch was cancelled")
+        words = "a task of the batch was cancelled by its process; run the batch again to go on"
+        self._fail(UsageError(words), "a task of the batch was cancelled")
         while not self._results.empty():
             self._results.get_nowait()
         self._results.put_nowait(None)
@@ -195,9 +193,9 @@ class Charges(AsyncIterator[ChargeResult]):
         self._fed = True
         self._end_if_done()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, why: str = "the requests ended in an error") -> None:
         self._failure = error
-        self.stop("the requests ended in an error")
+        self.stop(why)
 
     def _end_if_done(self) -> None:
         if self._fed and self._open_rows == 0:

@@ -149,7 +149,7 @@ def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
 
 
 def check_can_ask(otherwise: str) -> None:
-    """Raise `ConfigurationError` where there is no terminal to ask on. `otherwise`: the end of its message."""
+    """Raise `ConfigurationError`, whose message ends in `otherwise`, where there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise ConfigurationError(f"there is no terminal to ask on: give --yes; {otherwise}")
 

@@ -349,9 +349,8 @@ class Listener:
                 self._wake(None)
                 while not lost.is_set():
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(
-                            self._poll
-                        ):  # CPython 3.11's `wait_for` may lose our cancellation
+                        # Not `wait_for`, which may lose our cancellation on CPython 3.11.
+                        async with asyncio.timeout(self._poll):
                             await lost.wait()
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)

@@ -295,7 +295,7 @@ class AnswerReader:
     def _verdict(self, ask: Followed, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
         """Return what a report that is ours says of the ask, and keep the report."""
         reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
-        # A pending report says nothing new. It is not kept: 100,000 asks may have one each.
+        # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
             ask.failures = UNMAPPED_FAILURES

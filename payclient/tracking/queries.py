@@ -211,14 +211,12 @@ class Refusals:
         """Query a refused attempt that may exist, before another one is sent; None: another one may be sent.
 
         It may exist if it was notified, or was refused as existing: the one query after such a refusal may have lagged.
-        Of an archived one nobody knows whether it was.
+        An archived one may have been notified: the ledger keeps that no more.
         Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
         and `NotSentError` if nobody can tell.
         """
         identifier = before.client_transaction_id
-        may_exist = (
-            before.archived or before.notified_at is not None
-        )  # only its file says what is archived of it
+        may_exist = before.archived or before.notified_at is not None
         if not (may_exist or await self._was_said_to_exist(before)):
             return None
         try:

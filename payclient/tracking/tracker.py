@@ -171,10 +171,8 @@ class Tracker:
         a status source it ends the wait, with `paid` None.
         """
         self._poller.asks.check_open()
-        identifier, words = (
-            notification.client_transaction_id,
-            "the tracker was closed before the hint was on record",
-        )
+        identifier = notification.client_transaction_id
+        words = "the tracker was closed before the hint was on record"
         return await self._poller.finish(self._arrivals.notify(notification), identifier, words)
 
     async def returned(

@@ -19,13 +19,16 @@ from fake_ledgers import HookedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
+    answer,
     error_of,
     form,
+    held_by,
     outcome_of,
     pending_of,
     record_in,
     sale,
     selling,
+    tracking,
 )
 from payclient.events import FoundAccepted
 from payclient.schedule import phase
@@ -201,6 +204,30 @@ async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
         outcomes = await waited(pendings)
     assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
     assert most == EXPIRIES_AT_ONCE
+
+
+async def test_who_waits_in_the_line_of_expiries_has_its_last_query_all_the_same(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its expiry is written meanwhile, by a check or by another process: that was no last query, and it may be paid."""
+    monkeypatch.setattr(poller, "EXPIRIES_AT_ONCE", 1)
+    stuck = asyncio.Event()
+    ledger = HookedLedger(before={"Expired": once(stuck.wait)})
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale("before"))
+        await service.clock.advance(1)
+        pending = await tracker.sale(sale(), purchase="cart")
+        await service.clock.advance(300)
+        assert pending.state is State.PENDING
+        service.decide("Aceptado", 1001)
+        service.instead = lambda path: answer(500, {"message": "no"})
+        await pending.check()
+        assert pending.state is State.EXPIRED
+        stuck.set()
+        await service.clock.advance(0.5)
+        await held_by(tracker, "cart")
+        service.instead = lambda path: None
+        assert (await outcome_of(service, pending)).paid
 
 
 async def test_an_expiry_whose_write_raises_anything_ends_nothing(

@@ -39,7 +39,6 @@ from payclient.tracking.followup import (
     Policy,
     Scheduled,
     StatusSource,
-    is_presumed,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale
@@ -328,10 +327,14 @@ class Poller:
     # --- What is done for one item
 
     async def _expire(self, ask: Followed) -> None:
-        """Write that the window has passed by our clock, or that the last query has been made."""
-        at = self.clock.time()
+        """Write that the window has passed by our clock; where nothing can be queried, later that it is over."""
+        at, now = self.clock.time(), self.clock.monotonic()
         try:
-            await self.asks.apply(ask, Exhausted(at=at) if is_presumed(ask.record) else Expired(at=at))
+            # Decided only now: its expiry may have been written while it waited here, and the last query is to come.
+            if self.policy.expires_now(ask, now):
+                await self.asks.apply(ask, Expired(at=at))
+            elif not self.policy.can_query and self.policy.is_over(ask, now):
+                await self.asks.apply(ask, Exhausted(at=at))
         except Exception as error:  # our own error must not end the poller
             _failed(ask.record, error)
         finally:

@@ -256,6 +256,23 @@ async def test_an_expired_push_ends_without_a_status_source_too(service: FakeSer
         await tracker.sale(sale("second"), purchase="cart")
 
 
+@pytest.mark.parametrize("options", [{}, {"profile": payclient.DOCUMENT}], ids=["queried", "not queried"])
+async def test_a_process_whose_clock_is_ahead_does_not_free_what_can_still_be_approved(
+    service: FakeService, options: dict[str, Any]
+) -> None:
+    """It takes over what another process sold, and calls it expired too early: "pending" is no last word yet."""
+    ledger = MemoryLedger()
+    async with selling(service, ledger=ledger, purchase="cart", **options):
+        pass
+    service.clock.jump_wall(250)
+    async with tracking(service, ledger, **options) as tracker:
+        await service.clock.advance(290)
+        assert (await pending_of(tracker)).state is State.EXPIRED
+        await held_by(tracker, "cart")
+        await service.clock.advance(20)
+        await tracker.sale(sale("second"), purchase="cart")
+
+
 async def test_an_unknown_push_is_open(service: FakeService) -> None:
     """It may exist, however much time has passed; a refused one is gone."""
     service.scripts = [refuses(22), lost_request]

@@ -248,7 +248,8 @@ class Policy:
     scale: float = attrs.field(init=False)
     #: Seconds between two queries of one ask, at least.
     least_gap: float = attrs.field(init=False)
-    #: Seconds from its permit to the end of an ask, by kind.
+    #: Seconds in which an ask can be approved, by kind; and from its permit to its end.
+    life: dict[str, float] = attrs.field(init=False)
     longest_life: dict[str, float] = attrs.field(init=False)
     #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
     links_life: float = attrs.field(init=False)
@@ -259,8 +260,8 @@ class Policy:
         self.scale = self.sale_window / NORMAL_WINDOW
         self.least_gap = min(1.0, self.scale)
         # A form's link may be loaded as late as it is handed out, and then lives once more.
-        lives = {"sale": self.sale_window, "form": 2 * self.form_window}
-        self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
+        self.life = {"sale": self.sale_window, "form": 2 * self.form_window}
+        self.longest_life = {kind: life + self.total_timeout for kind, life in self.life.items()}
         self.links_life = self.longest_life["form"] + self.confirm_window
         self._cached_first_gap = lru_cache(2 * SPREAD)(
             lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
@@ -341,13 +342,18 @@ class Policy:
         """Return whether what expired had its last query, which is written down: its purchase may be asked for again.
 
         An answer that did not come, that was not about this ask, or that the ledger did not take may have been "paid".
+        Nor is any the last before a whole life has passed here: our wall clock may be ahead of its sender's.
         """
-        if not is_presumed(ask.record):
+        if not is_presumed(ask.record) or now < self._surely_ended(ask):
             return False
         if not self.can_query:
             return ask.exhausted
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, now)
+
+    def _surely_ended(self, ask: Followed) -> float:
+        """Return when nobody can approve it any more, whatever wall clocks say: it came here after its permit."""
+        return ask.begun + self.life[ask.record.kind]
 
     def after(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""
@@ -389,8 +395,10 @@ class Policy:
             # Expired, and the ledger could not take it yet.
             is_unwritten = ask.record.state is State.PENDING or is_presumed(ask.record)
             return now + 10 * self.scale if is_unwritten else None
-        later = (ask.expires + age * self.scale for age in RECHECK_AGES)
-        return next((when for when in later if when > now), None)
+        later = [ask.expires + age * self.scale for age in RECHECK_AGES]
+        if is_presumed(ask.record):
+            later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
+        return min((when for when in later if when > now), default=None)
 
     def look_again(self, ask: Followed, now: float) -> float | None:
         """Return when an ask that waits for its query is looked at all the same; None where nobody waits for it."""

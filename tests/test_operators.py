@@ -9,7 +9,7 @@ import pytest
 
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
-from fake_service import FakeService, lost_answer, outcome_of, refusal, sale, tracking
+from fake_service import FakeService, hint, lost_answer, outcome_of, refusal, sale, tracking
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
 
@@ -63,6 +63,22 @@ async def test_a_decision_ends_the_waits(as_: Any, paid: bool) -> None:
         service.sales.clear()
         await tracker.sale(sale())
         assert service.posted["order-17"] == (2 if as_ == "refused" else 1)
+
+
+async def test_what_was_accepted_by_hand_is_tied_to_its_transaction() -> None:
+    """By its own id, though a forged notification named another one: then it can be given back, and seen to be."""
+    service = unknowing()
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await tracker.notify(hint(5))
+        await tracker.resolve("order-17", as_="accepted", **WHO)
+        service.status_scripts = []
+        service.decide("Aceptado")
+        await service.clock.advance(2)
+        assert (await pending.check()).transaction_id == 1000
+        service.decide("Cancelado")
+        await service.clock.advance(2)
+        assert (await pending.check()).state is payclient.State.REVERSED
 
 
 async def test_another_process_hears_of_it() -> None:

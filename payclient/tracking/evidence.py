@@ -173,9 +173,10 @@ def _event_of(
             return None  # the request to give it back may be on its way
         case state, "Aceptado":
             is_another = transaction_id not in (None, record.transaction_id)
-            instead_of = record.transaction_id if is_another else None
-            if state is State.ACCEPTED and instead_of is None:
+            if state is State.ACCEPTED and not is_another:
                 return None
+            # What a person accepted is tied to its transaction here.
+            instead_of = record.transaction_id if is_another else None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
             return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
         case State.REFUSED, "Pendiente":

@@ -218,11 +218,10 @@ async def test_who_waits_in_the_line_of_expiries_has_its_last_query_all_the_same
         await service.clock.advance(1)
         pending = await tracker.sale(sale(), purchase="cart")
         await service.clock.advance(300)
-        assert pending.state is State.PENDING
+        assert (await pending_of(tracker)).state is State.PENDING
         service.decide("Aceptado", 1001)
         service.instead = lambda path: answer(500, {"message": "no"})
-        await pending.check()
-        assert pending.state is State.EXPIRED
+        assert (await pending.check()).state is State.EXPIRED
         stuck.set()
         await service.clock.advance(0.5)
         await held_by(tracker, "cart")

@@ -252,7 +252,7 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
         "purchases": r.randint(1, 3), "orders": r.randint(1, 2), "beside": r.random() < 0.3,
         "portal": r.choice((0.0, 0.2, 0.5)), "by_transaction": True, "by_client": True,
         "reports_client_id": True, "reports_amount": True, "source": False, "accounts": "one",
-        "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None, "jump": 0.0,
+        "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None,
     },
     "silence": _silence,
 }  # fmt: skip

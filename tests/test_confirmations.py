@@ -152,9 +152,12 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
     assert await unconfirmed_ids(ledger, record) == [8]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("aced")), max_size=40), st.integers(-1, 60))
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("acedn")), max_size=40), st.integers(-1, 60))
 async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
-    """As by reading all of the feed: cancelled by its customer, at that time or later, and cancelled still."""
+    """As by reading all of the feed: cancelled at that time or later, and cancelled still.
+
+    By its customer; or by the service, and another transaction was named since.
+    """
     ledger, now, expected = MemoryLedger(), 0, set()
     for number, (gap, step) in enumerate(steps):
         now += gap
@@ -162,8 +165,11 @@ async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
         record = await prepared(ledger, identifier, float(now))
         if step == "e":
             await ledger.apply(record, Expired(at=float(now)))
-        elif step == "d":
-            await ledger.apply(record, FoundCancelled(at=float(now)))
+        elif step in "dn":
+            record = await ledger.apply(record, FoundCancelled(at=float(now)))
+            if step == "n":
+                await ledger.apply(record, Returned(at=float(now), transaction_id=number + 1))
+                expected |= {identifier} if now >= since else set()
         else:
             record = await ledger.apply(record, Abandoned(at=float(now)))
             if step == "c":

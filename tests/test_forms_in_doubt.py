@@ -267,3 +267,17 @@ async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, 
         await passing(service, (second if is_another else first).returned(queries[1]))
         await assert_paid(service, first)
     assert service.confirmed == {5001}
+
+
+async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:
+    """The first card was declined, which cancelled the form; the second one's confirmation has no answer."""
+    async with prepared(service) as tracker:
+        declined = service.pay("form-1", 4999, transactionStatus="Canceled")
+        assert (await tracker.returned(declined)).state is State.CANCELLED
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 9
+        await tracker.returned(service.pay("form-1", 5001))
+        await held_by(tracker, "cart-1")
+    service.confirm_scripts.clear()
+    async with tracking(service, service.ledger, PROFILE) as tracker:
+        await assert_paid(service, tracker)
+    assert not service.posted

@@ -56,7 +56,7 @@ _HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         OR (coalesce(links_dead_at > new.created_at, true) AND (
             {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
             OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
-            OR (state = '{State.CANCELLED}' AND evidence = '{Evidence.UNPAID}')
+            OR (state = '{State.CANCELLED}' AND (evidence = '{Evidence.UNPAID}' OR candidate_ids IS NOT NULL))
         ))
     )))"""
 
@@ -262,9 +262,16 @@ def holds(known: Record, new: Record) -> bool:
             # Nobody has the links of a form whose answer was lost, unless a transaction of it was named.
             return evidence is not Evidence.NO_ANSWER or bool(known.candidate_ids)
         case State.CANCELLED:
-            # Its browser came back cancelled, and a query found nothing: the service has not called it cancelled.
-            return evidence is Evidence.UNPAID
+            return may_be_paid(known)
     return False
+
+
+def may_be_paid(cancelled: Record) -> bool:
+    """Return whether a cancelled form may be paid all the same, while its links live.
+
+    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since.
+    """
+    return cancelled.evidence is Evidence.UNPAID or bool(cancelled.candidate_ids)
 
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:

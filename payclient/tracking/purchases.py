@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
-from payclient.events import Evidence
-from payclient.ledger.records import purchase_holder
+from payclient.ledger.records import may_be_paid, purchase_holder
 from payclient.lifecycle import PAID, Record, State
 from payclient.tracking.outcomes import Outcome
 from payclient.validation import id_fault, text_fault
@@ -88,11 +87,11 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
 def _is_queried(poller: Poller, record: Record) -> bool:
     """Return whether queries or confirmations of a form go on, so that it may yet turn out to be paid."""
     may_be_paid_later = poller.clock.time() < poller.policy.closed_until(record)
+    if record.state is State.CANCELLED:
+        return may_be_paid(record) and may_be_paid_later
     if not poller.policy.follows(record):
         # Only the confirmation of a transaction that was named tells, and it may have been carried out.
         return not record.state.decided and bool(record.candidate_ids) and may_be_paid_later
-    if record.state is State.CANCELLED:
-        return record.evidence is Evidence.UNPAID and may_be_paid_later
     return record.state is State.PENDING
 
 

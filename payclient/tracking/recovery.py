@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from payclient.errors import TransitionError
-from payclient.events import Abandoned, Conflicted, Event, Notified, Recovered, Returned
+from payclient.events import Conflicted, Event, Notified, Recovered, Returned
 from payclient.ledger import Ledger
+from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 
@@ -62,17 +63,18 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 
 
 async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
-    """Return the forms that came back cancelled since a UTC time and are so still: they may be paid all the same."""
+    """Return the forms that were cancelled since a UTC time and are so still, and may be paid all the same."""
     cursor, found = await _cursor_at(ledger, since), set()
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor
         found |= {
             change.client_transaction_id
             for change in changes
-            if change.event == Abandoned.__name__ and change.at >= since
+            if change.after is State.CANCELLED and change.at >= since
         }
     records = await ledger.get_many(list(found))
-    return [each for each in records.values() if each.state is State.CANCELLED and each.kind == "form"]
+    cancelled = [each for each in records.values() if each.state is State.CANCELLED and each.kind == "form"]
+    return [each for each in cancelled if may_be_paid(each)]
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

@@ -38,36 +38,6 @@ from typing import Any
 
 import attrs
 
-__all__ = [
-    "AlreadyPaidError",
-    "ConfigurationError",
-    "CustomerBusyError",
-    "DifferentRequestError",
-    "ErrorDetail",
-    "InvalidNotificationError",
-    "InvalidRequestError",
-    "LedgerError",
-    "LedgerInUseError",
-    "LedgerMissingError",
-    "LedgerUnavailableError",
-    "NotCancellableError",
-    "NotCreatedError",
-    "NotReversibleError",
-    "NotSentError",
-    "OutcomeUnknownError",
-    "PayError",
-    "PurchaseOpenError",
-    "RateLimitedError",
-    "RefusedError",
-    "StillPendingError",
-    "TrackerClosedError",
-    "TransitionError",
-    "TransportError",
-    "UnauthorizedError",
-    "UsageError",
-    "ValidationFailedError",
-]
-
 
 @attrs.frozen
 class ErrorDetail:

@@ -15,16 +15,6 @@ from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.sale_page import MaySee, order_status
 
-__all__ = [
-    "health_route",
-    "notification_route",
-    "order_routes",
-    "page_response",
-    "redirect_response",
-    "tracker_context",
-    "tracker_of",
-]
-
 _TRACKER = web.AppKey("payclient.tracker", Tracker)
 
 

@@ -15,8 +15,6 @@ from payclient.tracking.forms import FormLink
 from payclient.validation import is_safe_link
 from payclient.web.pages import Language, Page, check_address, check_language, make_page
 
-__all__ = ["redirect_page"]
-
 _TEXTS = {
     "es": {
         "title": "Abriendo el pago seguro…",

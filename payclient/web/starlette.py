@@ -19,16 +19,6 @@ from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.sale_page import MaySee, order_status
 
-__all__ = [
-    "health_route",
-    "notification_route",
-    "order_routes",
-    "page_response",
-    "redirect_response",
-    "tracker_lifespan",
-    "tracker_of",
-]
-
 
 def tracker_lifespan(
     opening: Callable[[], AbstractAsyncContextManager[Tracker]],

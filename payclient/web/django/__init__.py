@@ -24,16 +24,6 @@ from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
 from payclient.web.sale_page import MaySee, order_status
 
-__all__ = [
-    "TrackerApplication",
-    "health_route",
-    "notification_route",
-    "order_routes",
-    "page_response",
-    "redirect_response",
-    "tracker_of",
-]
-
 _KEY = "payclient.tracker"
 
 _Message = MutableMapping[str, Any]

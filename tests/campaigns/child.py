@@ -23,7 +23,7 @@ import payclient
 from payclient import cli, wire
 from payclient.ledger import postgres
 from payclient.schedule import Fixed
-from payclient.tracking import leases
+from payclient.tracking import leases, poller
 from payclient.web.aiohttp import notification_route, tracker_context
 from ports import served
 
@@ -89,6 +89,7 @@ async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[p
 def hurry(port: int | None) -> None:
     """Shorten what a command has no option for."""
     leases.LEASE, leases.RENEW, leases.SENDING_GRACE = LEASE, 0.3, 0.5
+    poller.EXPIRIES_AT_ONCE = 1  # the others wait in line, as a crowd does
     postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
     for module in pkgutil.iter_modules(cli.__path__, "payclient.cli."):
         found = importlib.import_module(module.name)

@@ -220,6 +220,27 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
     assert len(service.reversals) == 1
 
 
+@pytest.mark.parametrize("can_query", [True, False])
+async def test_a_check_without_a_query_hangs_no_later_wait(service: Service, can_query: bool) -> None:
+    """The service wanted a pause when somebody looked at the payment, or nothing can be queried at all."""
+    profile = PROFILE if can_query else attrs.evolve(PROFILE, status=None)
+    async with tracking(service, profile=profile) as tracker:
+        await tracker.sale(sale())
+        service.decide("Aceptado")
+        await service.clock.advance(400)
+        if can_query:
+            service.instead = lambda path: refusal(29, status=429, retry_after=20)
+            await (await tracker.sale(sale("other", phone="0984111223"))).check()
+        else:
+            await tracker.resolve("order-17", as_="accepted", actor="Ana", reason="seen in the portal")
+        pending = await pending_of(tracker)
+        assert (await pending.check()).paid is True
+        service.instead = lambda path: None
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        assert (await outcome_of(service, await pending_of(tracker))).paid is (False if can_query else None)
+
+
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """In the portal: a query finds it, which is a correction with an alarm, and never an error in the log."""
     async with tracking(service, profile=PROFILE) as tracker:

@@ -393,8 +393,8 @@ class Poller:
     async def check(self, record: Record) -> Outcome:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         ask = self.asks.follow(record)
-        if ask is None and record.state is State.ACCEPTED and not self.asks.closed:
-            ask = self.asks.add(record)  # somebody may have given it back
+        if ask is None and record.state is State.ACCEPTED and self._may_query_now():
+            ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
         if ask is None or ask.record.state.decided is not record.state.decided:
             return await self.asks.settled(record)
         report = await self._query_soon(ask)
@@ -402,12 +402,10 @@ class Poller:
 
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
-        now = self.clock.monotonic()
-        if not self.policy.can_query or self.rate.is_paused(now):
+        is_soon = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
+        if is_soon or not self._may_query_now():
             return None
-        if now - ask.queried_at < self.policy.least_gap:
-            return None
-        if ask.task is None and not self.asks.closed:
+        if ask.task is None:
             started = self._starting.setdefault(ask, asyncio.Event())
             self._lines.put(ask, FINAL)
             self._start_ready()
@@ -417,6 +415,12 @@ class Poller:
             return None
         await asyncio.wait([query])
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
+
+    def _may_query_now(self) -> bool:
+        """Return whether a query may be made at all, and the service does not want a pause."""
+        return (
+            self.policy.can_query and not self.asks.closed and not self.rate.is_paused(self.clock.monotonic())
+        )
 
     async def wait_for_turn(self, patience: float) -> bool:
         """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""

@@ -59,6 +59,7 @@ ANYTHING: list[tuple[str, str, bytes, str]] = [
     ("POST", "", HINT[1:].encode(), "application/x-www-form-urlencoded"),
     ("PUT", "", b'{"ID": 1000, "clienttransactionid": "order-17"}', "application/json"),
     ("POST", HINT, b"id=7&clientTransactionID=order-17", "multipart/form-data; boundary=x"),
+    ("GET", f"{HINT}&name=Jos\xe9", b"", ""),
     ("GET", "?id=7&clientTransactionID=order-17", b"", ""),
     ("GET", "?id=7&clientTransactionID=nobody", b"", ""),
     ("DELETE", "", b"", ""),
@@ -70,7 +71,7 @@ ANYTHING: list[tuple[str, str, bytes, str]] = [
 
 
 RECEIPTS = [
-    ("order-17", Receipt.MATCHED), *[("order-17", Receipt.DUPLICATE)] * 3, ("order-17", Receipt.CONFLICT),
+    ("order-17", Receipt.MATCHED), *[("order-17", Receipt.DUPLICATE)] * 4, ("order-17", Receipt.CONFLICT),
     ("nobody", Receipt.UNMATCHED),
 ]  # fmt: skip
 

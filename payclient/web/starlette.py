@@ -54,7 +54,8 @@ class _Endpoint:
         await self._receiver.take(
             tracker_of(request),
             key=request.path_params.get("key", ""),
-            query=request.url.query,
+            # As bytes: a server may pass on what is not UTF-8, on which `request.url` raises.
+            query=scope["query_string"].decode("utf-8", "replace"),
             content_type=request.headers.get("Content-Type", ""),
             body=request.stream(),
         )

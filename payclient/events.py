@@ -204,10 +204,13 @@ class ReversalRefused(Event):
     error_code: int | None = None
 
 
+@attrs.frozen(kw_only=True)
 class Reversed(Event):
     """The service took our request to give it back."""
 
     evidence = Evidence.ANSWER
+    #: The transaction that was given back; None: its id was not known.
+    reversed_id: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -251,6 +251,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             FoundAccepted: None,
             FoundCancelled: State.REVERSED,  # a correction: somebody else gave it back
             Overpaid: None,
+            Reversed: State.REVERSED,  # a clock jumped, and a query was believed while the request was on its way
             ReversalPermitted: State.REVERSING,
         },
         State.REVERSING: {
@@ -345,6 +346,8 @@ def _overtaken(record: Record, event: Event) -> str | None:
             return "the report may be older than the payment"
         case ReversalNotSent() | ReversalRefused() if event.permitted_until not in (None, record.expires_at):
             return "this was the end of an earlier request to give it back"
+        case Reversed() if event.reversed_id not in (None, record.transaction_id):
+            return "another transaction is paid in the place of the one that was given back"
         case ProvenAbsent() | FoundCancelled() | Abandoned() if not record.state.decided:
             if record.transaction_id is None and not set(record.candidate_ids) <= set(event.candidate_ids):
                 return "a transaction was named meanwhile, and not queried"

@@ -66,7 +66,7 @@ MOVES: dict[tuple[State, State], set[type[Event]]] = {
     (CANCELLED, ACCEPTED): {FoundAccepted},
     (REFUSED, ACCEPTED): {FoundAccepted},
     (ACCEPTED, REVERSING): {ReversalPermitted},
-    (ACCEPTED, REVERSED): {FoundCancelled},
+    (ACCEPTED, REVERSED): {FoundCancelled, Reversed},
     (REVERSING, ACCEPTED): {FoundAccepted, ReversalNotSent, ReversalRefused, DecidedAccepted},
     (REVERSING, REVERSED): {FoundCancelled, Reversed, DecidedCancelled},
 }
@@ -190,6 +190,14 @@ def test_what_is_given_back_keeps_the_receipt_of_its_approval() -> None:
     assert advance(reversing, FoundAccepted(at=332.0)).state is ACCEPTED
     back = advance(reversing, FoundCancelled(at=5.0, reason="given back (34)", receipt='{"c": 3}'))
     assert (back.reason, back.receipt, back.decided_at) == ("given back (34)", '{"b": 2}', 5.0)
+
+
+def test_the_end_of_a_reversal_is_about_its_own_transaction() -> None:
+    """A query found another one paid in its place meanwhile."""
+    paid = attrs.evolve(at_state(ACCEPTED), transaction_id=2)
+    with pytest.raises(TransitionError, match="another transaction is paid"):
+        advance(paid, Reversed(at=2.0, reversed_id=1))
+    assert advance(paid, Reversed(at=2.0, reversed_id=2)).state is REVERSED
 
 
 def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
@@ -398,7 +406,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Notified, at=TIMES, transaction_id=st.integers(1, 3)),
     st.builds(Conflicted, at=TIMES, what=st.just("amount"), candidate_id=IDS),
     st.builds(Returned, at=TIMES, transaction_id=IDS),
-    *(st.builds(kind, at=TIMES) for kind in (NotSent, Expired, Suspected, Withdrawn, Exhausted, Reversed)),
+    *(st.builds(kind, at=TIMES) for kind in (NotSent, Expired, Suspected, Withdrawn, Exhausted)),
+    st.builds(Reversed, at=TIMES, reversed_id=IDS),
     *(st.builds(kind, at=TIMES, candidate_ids=NAMED) for kind in (ProvenAbsent, Abandoned)),
     st.builds(FoundCancelled, at=TIMES, transaction_id=IDS, candidate_ids=NAMED),
     st.builds(ReversalPermitted, at=TIMES, expires_at=TIMES),

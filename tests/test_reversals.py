@@ -139,6 +139,28 @@ async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
     assert service.reversals == []
 
 
+@pytest.mark.parametrize("is_another", [False, True])
+async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_another: bool) -> None:
+    """A query finds it paid while the request to give it back is on its way, which by then should have ended."""
+    gate, one = Gate(), SharedLedger()
+
+    async def slowly(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path == "/api/Reverse":
+            await gate()
+        return await service(request, before_send)
+
+    async with (
+        tracking(service, one, PROFILE, transport=slowly) as tracker,
+        tracking(service, SharedLedger(one), PROFILE) as other,
+    ):
+        reversing = asyncio.create_task(tracker.reverse(await paid(service, tracker)))
+        await gate.there.wait()
+        service.clock.jump_wall(3600)
+        await (await pending_of(other if is_another else tracker)).check()
+        gate.go.set()
+        assert (await reversing).state is State.REVERSED
+
+
 async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
     """As does one that was not sent; either may be tried again."""
     async with tracking(service, profile=PROFILE) as tracker:

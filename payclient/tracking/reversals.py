@@ -146,4 +146,5 @@ async def _reverse(
         raise
     if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=False):
         return await poller.check(record)
-    return Outcome.of(await asks.write(record, Reversed(at=clock.time())))
+    given_back = Reversed(at=clock.time(), reversed_id=record.transaction_id)
+    return Outcome.of(await asks.write(record, given_back))

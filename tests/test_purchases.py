@@ -22,6 +22,7 @@ from fake_service import (
     form,
     held_by,
     hint,
+    lost_answer,
     lost_request,
     outcome_of,
     paid,
@@ -37,7 +38,9 @@ from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
+from payclient.tracking import leases
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_ledger import until
 
 State = payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -271,6 +274,32 @@ async def test_a_process_whose_clock_is_ahead_does_not_free_what_can_still_be_ap
         await held_by(tracker, "cart")
         await service.clock.advance(20)
         await tracker.sale(sale("second"), purchase="cart")
+
+
+async def test_what_was_found_late_is_not_freed_by_a_clock_that_is_ahead(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has known it for long, and takes over what was only just found: approved from then on."""
+    monkeypatch.setattr(leases, "RENEW", 0.02)
+    ledger = SharedLedger()
+    others = SharedLedger(ledger)
+    monkeypatch.setattr(others, "watch", lambda woken: lambda: None)  # it hears nothing
+    service.scripts, service.instead = [lost_answer], unlisted
+    async with tracking(service, others) as other:
+        async with tracking(service, ledger) as tracker:
+            pending = await tracker.sale(sale(), purchase="cart")
+            await pending_of(other)
+            await service.clock.advance(400)
+            service.instead = lambda path: None
+            assert (await pending.check()).state is State.PENDING
+        service.clock.jump_wall(250)
+        ledger.holders["order-17"] = None, 0.0
+        await until(others.held)
+        await service.clock.advance(290)
+        assert (await pending_of(other)).state is State.EXPIRED
+        await held_by(other, "cart")
+        await service.clock.advance(20)
+        await other.sale(sale("second"), purchase="cart")
 
 
 async def test_an_unknown_push_is_open(service: FakeService) -> None:

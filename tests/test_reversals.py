@@ -263,6 +263,28 @@ async def test_a_check_without_a_query_hangs_no_later_wait(service: Service, can
         assert (await outcome_of(service, await pending_of(tracker))).paid is (False if can_query else None)
 
 
+async def test_a_wall_clock_that_jumps_calls_nothing_paid_that_is_being_given_back(service: Service) -> None:
+    """It is looked at while the request is on its way: "accepted" counts no sooner, and the answer is the outcome."""
+    gate = Gate()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path == "/api/Reverse":
+            await gate()
+        return await service(request, before_send)
+
+    async with tracking(service, profile=PROFILE, transport=slow) as tracker:
+        pending = await paid(service, tracker)
+        await (await pending_of(tracker)).check()
+        reversing = asyncio.ensure_future(tracker.reverse(pending))
+        await gate.there.wait()
+        service.clock.jump_wall(100)
+        await service.clock.advance(2)
+        assert (await (await pending_of(tracker)).check()).paid is None
+        gate.go.set()
+        outcome = await reversing
+        assert (outcome.state, outcome.paid) == (State.REVERSED, False)
+
+
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """In the portal: a query finds it, which is a correction with an alarm, and never an error in the log."""
     async with tracking(service, profile=PROFILE) as tracker:

@@ -36,6 +36,14 @@ SLOT = 0.125
 #: Due before all that has a time.
 AT_ONCE = 0.0
 
+#: After which state another one begins a time that no wall clock shortens: what was found may be approved from now on,
+#: and what is being given back may be executed.
+_BEGIN_AFTER = {
+    State.SENDING: (State.PENDING, State.EXPIRED),
+    State.UNKNOWN: (State.PENDING, State.EXPIRED),
+    State.ACCEPTED: (State.REVERSING,),
+}
+
 
 class DueTimes:
     """A heap of slots of `width` seconds. An item comes out so much late at most, and never early."""
@@ -281,6 +289,8 @@ class OpenAsks:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # made by whichever process
             return
+        if record.state in _BEGIN_AFTER.get(before.state, ()):
+            ask.begun = self.clock.monotonic()
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # it has its whole window before it
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already

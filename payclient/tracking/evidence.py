@@ -233,7 +233,7 @@ class AnswerReader:
             self.credentials.learn(record, report.transaction_id, token)
         if self._needs_second(record, query, report, token):
             return Reading(needs_second_query=True)
-        return self._verdict(ask, report, report.transaction_id or candidate_id, at)
+        return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
 
     @staticmethod
     def _is_unbound(record: Record, report: StatusReport) -> bool:
@@ -291,10 +291,14 @@ class AnswerReader:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(ask.record, report):
             return self._conflict(ask, mismatch, at)
-        return self._verdict(ask, report, transaction_id, at)
+        return self._verdict(ask, report, transaction_id, now, at)
 
-    def _verdict(self, ask: Followed, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
+    def _verdict(
+        self, ask: Followed, report: StatusReport, transaction_id: int | None, now: float, at: float
+    ) -> Reading:
         """Return what a report that is ours says of the ask, and keep the report."""
+        if report.state == "Aceptado" and self.policy.may_be_given_back(ask, now):
+            return Reading(report=report, is_word=True)
         reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report

@@ -106,8 +106,9 @@ class Followed(Scheduled):
     record: Record
     #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
     offset: float
-    #: When it was first followed here. Proof of absence counts from it: the permit was earlier, whatever the
-    #: wall clock did since, and whichever process was granted it.
+    #: When it was first followed here, or later seen to be found or to be given back. Proof of absence counts from it,
+    #: and the end of its life: the permit was earlier, whatever the wall clock did since, and whichever process was
+    #: granted it.
     begun: float = 0.0
     #: Seconds after its permit at which it is presumed to end, while its record does not know.
     life: float = 0.0
@@ -354,6 +355,10 @@ class Policy:
     def _surely_ended(self, ask: Followed) -> float:
         """Return when nobody can approve it any more, whatever wall clocks say: it came here after its permit."""
         return ask.begun + self.life[ask.record.kind]
+
+    def may_be_given_back(self, ask: Followed, now: float) -> bool:
+        """Return whether a request to give it back may be on its way, whatever wall clocks say."""
+        return ask.record.state is State.REVERSING and now < ask.begun + 2 * self.total_timeout
 
     def after(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""

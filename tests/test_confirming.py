@@ -39,6 +39,7 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
+from payclient.tracking import leases
 from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS
 from payclient.tracking.recovery import LOOK_BACK
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -171,6 +172,43 @@ async def test_a_crash_between_return_and_confirm_is_recovered(
     async with tracking(service, ledger, profile) as tracker:
         assert (await the_end(service, tracker, 100)).paid is True
     assert 5001 in service.confirmed
+
+
+@pytest.mark.parametrize("profile", [PROFILE, BLIND])
+@pytest.mark.parametrize("operation", ["history", "apply"])
+async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    profile: payclient.ServiceProfile,
+    operation: str,
+) -> None:
+    """It is claimed by then, so that no other process confirms it, beside a sale that died as it was being sent."""
+    monkeypatch.setattr(leases, "RENEW", 0.02)
+    ledger = SharedLedger()
+    others, failed = SharedLedger(ledger), asyncio.Event()
+    works = getattr(others, operation)
+
+    async def fail_once(*arguments: object) -> object:
+        if failed.is_set():
+            return await works(*arguments)
+        failed.set()
+        raise payclient.LedgerUnavailableError("gone")
+
+    async with prepared(service, profile, ledger) as tracker:
+        await tracker.sale(sale())
+    service.pay("form-1")
+    event = Returned(at=service.clock.time(), transaction_id=5001)
+    await ledger.apply(await record_in(ledger, "form-1"), event)
+    await ledger.permit(Record(client_transaction_id="died", created_at=service.clock.time()))
+    async with tracking(service, others, profile) as other:
+        monkeypatch.setattr(others, operation, fail_once)
+        ledger.holders |= dict.fromkeys(ledger.holders, (None, 0.0))
+        await failed.wait()
+        for _ in range(100):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+        assert (await pending_of(other, "form-1")).outcome.paid is True
+        assert (await pending_of(other, "died")).state is State.UNKNOWN
 
 
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:

@@ -8,7 +8,7 @@ efficiency only. Two that follow one ask query twice, and write nothing wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 from payclient.clock import Clock, cancel_all, start
@@ -117,6 +117,8 @@ class Leases:
         self._just_added: set[str] = set()
         #: Those that others should have followed to their end, and somebody here still waits for.
         self._beside: set[str] = set()
+        #: Those that were claimed, and that a ledger that failed kept from being taken over.
+        self._untaken: set[str] = set()
         self._changed: set[str] = set()  # written by others, to be read again
         #: Leases to hold without renewal, and for how many seconds; not written yet.
         self._deferred: dict[str, float] = {}
@@ -202,10 +204,23 @@ class Leases:
             records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:
                 self.permitted(record.client_transaction_id)
-            if records:
-                await take_over(self._poller, records)
+            await self._take_over(records)
             if len(records) < PAGE:
-                return
+                break
+        if self._untaken:
+            newest = await self._ledger.get_many(list(self._untaken))
+            self._untaken.difference_update(newest)
+            await self._take_over([each for each in newest.values() if not each.state.decided])
+
+    async def _take_over(self, records: Sequence[Record]) -> None:
+        """Follow asks that are held here. Where the ledger fails amid that, it is done again in the next round."""
+        if not records:
+            return
+        try:
+            await take_over(self._poller, records)
+        except Exception:
+            self._untaken.update(record.client_transaction_id for record in records)
+            raise
 
     async def _compare(self) -> None:
         """Release the asks that others took over meanwhile, and follow the held ones that are not followed."""
@@ -218,8 +233,7 @@ class Leases:
         lost = [each for each in held if (known := self._poller.asks.find(each)) is None or known.elsewhere]
         for begin in range(0, len(lost), PAGE):
             records = await self._ledger.get_many(lost[begin : begin + PAGE])
-            if found := [each for each in records.values() if self._is_lost(each)]:
-                await take_over(self._poller, found)
+            await self._take_over([each for each in records.values() if self._is_lost(each)])
 
     def _is_lost(self, record: Record) -> bool:
         if record.state is State.SENDING:

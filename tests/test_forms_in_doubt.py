@@ -23,6 +23,7 @@ from fake_service import (
     refusal,
     refuses,
     reset,
+    sale,
     tracking,
 )
 from payclient.wire import HttpResponse
@@ -281,3 +282,16 @@ async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(servic
     async with tracking(service, service.ledger, PROFILE) as tracker:
         await assert_paid(service, tracker)
     assert not service.posted
+
+
+async def test_a_person_frees_the_purchase_of_a_form_in_doubt(service: FakeService) -> None:
+    """A transaction was named, and nobody learns what became of it: a person says that the form was not paid."""
+    service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
+    async with prepared(service, BLIND) as tracker:
+        await service.clock.advance(1190)
+        await passing(service, tracker.returned(service.pay("form-1")))
+        await service.clock.advance(60)
+        await held_by(tracker, "cart-1")
+        await service.clock.advance(30)
+        await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="asked the service")
+        assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING

@@ -56,7 +56,9 @@ _HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         OR (coalesce(links_dead_at > new.created_at, true) AND (
             {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
             OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
-            OR (state = '{State.CANCELLED}' AND (evidence = '{Evidence.UNPAID}' OR candidate_ids IS NOT NULL))
+            OR (state = '{State.CANCELLED}' AND (evidence = '{Evidence.UNPAID}' OR (
+                evidence <> '{Evidence.OPERATOR}' AND candidate_ids IS NOT NULL
+            )))
         ))
     )))"""
 
@@ -269,9 +271,11 @@ def holds(known: Record, new: Record) -> bool:
 def may_be_paid(cancelled: Record) -> bool:
     """Return whether a cancelled form may be paid all the same, while its links live.
 
-    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since.
+    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since,
+    and no person has cancelled it.
     """
-    return cancelled.evidence is Evidence.UNPAID or bool(cancelled.candidate_ids)
+    by_person = cancelled.evidence is Evidence.OPERATOR
+    return cancelled.evidence is Evidence.UNPAID or (bool(cancelled.candidate_ids) and not by_person)
 
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:

@@ -204,7 +204,7 @@ def _one_of_several_decides() -> list[Patch]:
         reading = shipped(self, ask, query, report, now, at, token)
         if not reading.needs_second_query:
             return reading
-        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, at)
+        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, now, at)
 
     return [(AnswerReader, "report", read)]
 

@@ -19,27 +19,13 @@ from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestErro
 from payclient.secret import Secret
 from payclient.validation import CheckedModel, Declared, field_fault, id_fault
 
-__all__ = [
-    "BillTo",
-    "FormLinks",
-    "LineItem",
-    "Notification",
-    "Order",
-    "PrepareRequest",
-    "PrepareResult",
-    "SaleRequest",
-    "SaleResult",
-    "StatusReport",
-    "derive_id",
-]
 
-
-def optional(rule: Declared) -> Any:
+def _optional(rule: Declared) -> Any:
     """Declare a field that may be left out."""
     return attrs.field(default=None, metadata=rule)
 
 
-def private(rule: Declared) -> Any:
+def _private(rule: Declared) -> Any:
     """Declare a field that may be left out, and that holds a person's data or a secret, so never shows in `repr`."""
     return attrs.field(default=None, metadata=rule, repr=False)
 
@@ -65,19 +51,19 @@ class BillTo(CheckedModel):
     - `ip_address`: Of the customer's device.
     """
 
-    bill_to_id: int | None = optional(rules.integer())
-    address1: str | None = private(rules.text())
-    address2: str | None = private(rules.text())
-    country: str | None = optional(rules.country())
-    state: str | None = private(rules.text())
-    locality: str | None = private(rules.text())
-    first_name: str | None = private(rules.text())
-    last_name: str | None = private(rules.text())
-    phone_number: str | None = private(rules.phone())
-    email: str | None = private(rules.text())
-    postal_code: str | None = private(rules.text())
-    customer_id: str | None = private(rules.text())
-    ip_address: str | None = private(rules.text())
+    bill_to_id: int | None = _optional(rules.integer())
+    address1: str | None = _private(rules.text())
+    address2: str | None = _private(rules.text())
+    country: str | None = _optional(rules.country())
+    state: str | None = _private(rules.text())
+    locality: str | None = _private(rules.text())
+    first_name: str | None = _private(rules.text())
+    last_name: str | None = _private(rules.text())
+    phone_number: str | None = _private(rules.phone())
+    email: str | None = _private(rules.text())
+    postal_code: str | None = _private(rules.text())
+    customer_id: str | None = _private(rules.text())
+    ip_address: str | None = _private(rules.text())
 
 
 @attrs.frozen(kw_only=True)
@@ -93,18 +79,16 @@ class LineItem(CheckedModel):
     - `product_description`: Short description.
     """
 
-    product_name: str | None = optional(rules.text())
-    unit_price: int | None = optional(rules.cents())
-    quantity: int | None = optional(rules.integer())
-    total_amount: int | None = optional(rules.cents())
-    tax_amount: int | None = optional(rules.cents())
-    product_sku: str | None = optional(rules.text())
-    product_description: str | None = optional(rules.text())
+    product_name: str | None = _optional(rules.text())
+    unit_price: int | None = _optional(rules.cents())
+    quantity: int | None = _optional(rules.integer())
+    total_amount: int | None = _optional(rules.cents())
+    tax_amount: int | None = _optional(rules.cents())
+    product_sku: str | None = _optional(rules.text())
+    product_description: str | None = _optional(rules.text())
 
 
 def _to_tuple(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
-    if items.__class__ is tuple:
-        return items
     try:
         return tuple(items)
     except TypeError:
@@ -119,7 +103,7 @@ class Order(CheckedModel):
     - `line_items`: Any iterable of `LineItem`, kept as a tuple.
     """
 
-    bill_to: BillTo | None = optional(rules.instance(BillTo))
+    bill_to: BillTo | None = _optional(rules.instance(BillTo))
     line_items: tuple[LineItem, ...] = attrs.field(
         default=(), converter=_to_tuple, metadata=rules.tuple_of(LineItem)
     )
@@ -134,18 +118,18 @@ class _Charge(CheckedModel):
 
     currency: str = attrs.field(metadata=rules.currency())
     client_transaction_id: str = attrs.field(metadata=rules.unmistakable_id())
-    amount_without_tax: int | None = optional(rules.cents(part=True))
-    amount_with_tax: int | None = optional(rules.cents(part=True))
-    tax: int | None = optional(rules.cents(part=True))
-    service: int | None = optional(rules.cents(part=True))
-    tip: int | None = optional(rules.cents(part=True))
+    amount_without_tax: int | None = _optional(rules.cents(part=True))
+    amount_with_tax: int | None = _optional(rules.cents(part=True))
+    tax: int | None = _optional(rules.cents(part=True))
+    service: int | None = _optional(rules.cents(part=True))
+    tip: int | None = _optional(rules.cents(part=True))
     #: The sum of the parts unless given.
     amount: int = attrs.field(default=None, metadata=rules.cents(computed="_sum_of_parts"))
-    reference: str | None = private(rules.text())
-    order: Order | None = private(rules.instance(Order))
-    time_zone: int | None = optional(rules.integer())
-    lat: str | None = private(rules.degrees(90))
-    lng: str | None = private(rules.degrees(180))
+    reference: str | None = _private(rules.text())
+    order: Order | None = _private(rules.instance(Order))
+    time_zone: int | None = _optional(rules.integer())
+    lat: str | None = _private(rules.degrees(90))
+    lng: str | None = _private(rules.degrees(180))
 
     # §2.1.1, §2.1.4; a sum of 0 may be that of no part.
     agreement: ClassVar[str] = (
@@ -196,16 +180,16 @@ class SaleRequest(_Charge):
     - `nick_name`: Text; with `by_nick_name` only.
     """
 
-    phone_number: str | None = private(rules.wallet_phone())
+    phone_number: str | None = _private(rules.wallet_phone())
     country_code: str = attrs.field(metadata=rules.calling_code())
-    store_id: str | None = optional(rules.store())
-    response_url: str | None = private(rules.url())
-    client_user_id: str | None = private(rules.text())
-    optional_parameter1: str | None = private(rules.text())
-    optional_parameter2: str | None = private(rules.text())
-    optional_parameter3: str | None = private(rules.text())
+    store_id: str | None = _optional(rules.store())
+    response_url: str | None = _private(rules.url())
+    client_user_id: str | None = _private(rules.text())
+    optional_parameter1: str | None = _private(rules.text())
+    optional_parameter2: str | None = _private(rules.text())
+    optional_parameter3: str | None = _private(rules.text())
     by_nick_name: bool = attrs.field(default=False, metadata=rules.flag())
-    nick_name: str | None = private(rules.text())
+    nick_name: str | None = _private(rules.text())
 
     agreement: ClassVar[str] = _Charge.agreement + " and phone_number and nick_name is None"
 
@@ -246,12 +230,12 @@ class PrepareRequest(_Charge):
 
     store_id: str = attrs.field(metadata=rules.store(required=True))
     response_url: str = attrs.field(metadata=rules.url(required=True), repr=False)
-    phone_number: str | None = private(rules.phone())
-    email: str | None = private(rules.text())
-    document_id: str | None = private(rules.text())
-    cancellation_url: str | None = private(rules.url())
-    optional_parameter: str | None = private(rules.text())
-    language: Literal["es", "en"] | None = optional(rules.choice("es", "en"))
+    phone_number: str | None = _private(rules.phone())
+    email: str | None = _private(rules.text())
+    document_id: str | None = _private(rules.text())
+    cancellation_url: str | None = _private(rules.url())
+    optional_parameter: str | None = _private(rules.text())
+    language: Literal["es", "en"] | None = _optional(rules.choice("es", "en"))
 
 
 def derive_id(*keys: str | int) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from payclient.clock import start
+from payclient.clock import SystemClock, start, within
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
@@ -130,20 +130,17 @@ class Token:
 
     async def _fetch(self) -> Authorization:
         """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""
-        # In a task of its own: a callable that does not end when it is cancelled would hold up every later call.
-        calling = asyncio.ensure_future(self._call())
-        calling.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Not by `asyncio.timeout`: a callable that does not end when it is cancelled would hold up every later call.
         try:
-            await asyncio.wait([calling], timeout=self._timeout)
-            if calling.done():
-                self.authorization = authorize(calling.result(), self._language)
-                return self.authorization
+            given = await within(SystemClock(), self._timeout, self._call())
         except (TimeoutError, asyncio.CancelledError):
-            pass
+            given = None
         finally:
-            calling.cancel()
             self._fetching = None
-        raise NotSentError("no token was given in time")
+        if given is None:
+            raise NotSentError("no token was given in time")
+        self.authorization = authorize(given, self._language)
+        return self.authorization
 
     async def _call(self) -> Secret[str]:
         source = self._source.reveal()

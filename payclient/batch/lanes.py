@@ -83,20 +83,18 @@ def passes(evidence: Evidence, error_type: str | None) -> bool:
     return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class LaneRow:
     """One request, the sale that the ledger had under its id when it was read, and its tries."""
 
-    __slots__ = ("busy_since", "known", "looked_at", "purchase", "request", "tries")
-
-    def __init__(self, request: SaleRequest, purchase: str | None, known: PendingSale | None) -> None:
-        self.request: SaleRequest = request
-        self.purchase: str | None = purchase
-        self.known: PendingSale | None = known
-        #: When the ledger was last read for what other processes did with the row, by the monotonic clock.
-        self.looked_at: float = float("-inf")
-        self.tries: int = 0
-        #: When its customer was first found busy with a sale that is not ours.
-        self.busy_since: float | None = None
+    request: SaleRequest
+    purchase: str | None
+    known: PendingSale | None
+    #: When the ledger was last read for what other processes did with the row, by the monotonic clock.
+    looked_at: float = float("-inf")
+    tries: int = 0
+    #: When its customer was first found busy with a sale that is not ours.
+    busy_since: float | None = None
 
     def sends(self, *, retry_refused: bool) -> bool:
         """Return whether the row may send, as far as is known; otherwise its answer is in the ledger."""
@@ -104,19 +102,17 @@ class LaneRow:
         return known is None or (known.state is State.REFUSED and (retry_refused or passes(*known.refusal)))
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class Lane:
     """The rows of one customer at one store that were read and not sent yet: the first may be sent."""
 
-    __slots__ = ("is_busy", "key", "place", "rows")
-
-    def __init__(self, key: bytes) -> None:
-        self.key: bytes = key
-        #: Most lanes have one, and an empty deque takes ten times as much memory as a list.
-        self.rows: list[LaneRow] = []
-        #: Whether the first row waits for its turn, or is being charged.
-        self.is_busy: bool = False
-        #: The number of the lane's entry among `Turns`; 0: it has none.
-        self.place: int = 0
+    key: bytes
+    #: Most lanes have one, and an empty deque takes ten times as much memory as a list.
+    rows: list[LaneRow] = attrs.field(factory=list)
+    #: Whether the first row waits for its turn, or is being charged.
+    is_busy: bool = False
+    #: The number of the lane's entry among `Turns`; 0: it has none.
+    place: int = 0
 
 
 # --- Where they come from

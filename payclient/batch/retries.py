@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
+
 from payclient.batch.lanes import LaneRow
 from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
@@ -51,6 +53,7 @@ UNKNOWN_IN_A_ROW = 5
 NOT_SENT_IN_A_ROW = 5
 
 
+@attrs.define(eq=False)
 class RetryPolicy:
     """Whether a row is sent again, by what its last send came to.
 
@@ -59,20 +62,17 @@ class RetryPolicy:
     - `stop`: Ends the sending, for the reason it is given.
     """
 
-    def __init__(
-        self, clock: Clock, rate: RateLimit, *, scale: float, renews_token: bool, stop: Callable[[str], None]
-    ) -> None:
-        self._clock = clock
-        self._rate = rate
-        self._scale = scale
-        self._renews_token = renews_token
-        self._stop = stop
-        self._unknown_in_a_row = 0
-        self._not_sent_in_a_row = 0
-        #: The number of the current token, counted by the fresh ones that were fetched after a 401.
-        self.token: int = 0
-        #: Whether the service has taken a request with the current token.
-        self._proven = True
+    _clock: Clock
+    _rate: RateLimit
+    _scale: float
+    _renews_token: bool
+    _stop: Callable[[str], None]
+    _unknown_in_a_row: int = 0
+    _not_sent_in_a_row: int = 0
+    #: The number of the current token, counted by the fresh ones that were fetched after a 401.
+    token: int = 0
+    #: Whether the service has taken a request with the current token.
+    _proven: bool = True
 
     def sent(self, pending: PendingSale, token: int, made_at: float) -> None:
         """Note a send whose sale may exist. `token`, a number, and `made_at` are those of the send."""

@@ -1,7 +1,7 @@
 """Texts for people: one table of two languages, and the error object (§7) that is made from it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final, Literal, get_args
 
@@ -28,12 +28,9 @@ MESSAGE_CODES: Final[Mapping[str, int]] = {
 #: In Spanish and in English. A number is an errorCode. Spanish texts of 20, 22, 23, 25, 100, 107, 120, 2029, 2061,
 #: "unauthorized", "foreign domain" and "insufficient_funds" and the English one of 20 are the service's own; the others
 #: are not published.
-MESSAGES: Final[Mapping[str, tuple[str, str]]] = {
-    key: (spanish, english)
-    for key, (spanish, english) in orjson.loads(
-        files(__package__).joinpath("messages.json").read_bytes()
-    ).items()
-}
+MESSAGES: Final[Mapping[str, Sequence[str]]] = orjson.loads(
+    files(__package__).joinpath("messages.json").read_bytes()
+)
 
 
 def say(key: int | str, language: Language, *values: object) -> str:

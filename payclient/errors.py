@@ -49,12 +49,7 @@ class ErrorDetail:
 
     def user_message(self) -> str:
         """Return the text for a person: the message, with its descriptions where the entry is about a field."""
-        descriptions = "; ".join(self.error_descriptions)
-        return (
-            f"{self.message}: {descriptions}"
-            if self.message and descriptions
-            else self.message or descriptions
-        )
+        return ": ".join(filter(None, (self.message, "; ".join(self.error_descriptions))))
 
 
 class PayError(Exception):

@@ -468,7 +468,5 @@ def find_profile(profile: ServiceProfile | str | os.PathLike[str] | None) -> Ser
     try:
         return ServiceProfile.load(os.fspath(profile))
     except ConfigurationError as error:
-        fault = str(error)
-    if not os.path.exists(profile):
-        fault += f"; the presets are {', '.join(PRESETS)}"
-    raise ConfigurationError(fault)
+        presets = "" if os.path.exists(profile) else f"; the presets are {', '.join(PRESETS)}"
+        raise ConfigurationError(f"{error}{presets}") from None

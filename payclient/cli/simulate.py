@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -117,26 +116,20 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     return settings.changed(given)
 
 
-@contextmanager
-def _announced(path: Path, url: str, token: str) -> Iterator[None]:
-    """Keep a file for another program with the service's address and token, for its owner only."""
-    write_file("--ready-file", path, json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
     try:
         with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
             async with simulator:
+                ready = json.dumps({"url": simulator.url, "token": token, "pid": os.getpid()})
                 terminal.tell(text("simulate.listening", url=simulator.url))
                 terminal.say(text("simulate.play", url=simulator.url))
                 if not is_loopback(host):
                     terminal.complain(text("simulate.exposed"))
-                with nullcontext() if ready_file is None else _announced(ready_file, simulator.url, token):
+                with ExitStack() as stack:
+                    if ready_file is not None:
+                        write_file("--ready-file", ready_file, ready.encode())
+                        stack.callback(ready_file.unlink, missing_ok=True)
                     await stopped.wait()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None

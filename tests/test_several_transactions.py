@@ -14,7 +14,7 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_ledgers import FailingLedger, SharedLedger
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -32,6 +32,7 @@ from fake_service import (
     record_in,
     refusal,
     refuses,
+    reset,
     sale,
     selling,
     tracking,
@@ -486,6 +487,29 @@ async def test_a_refused_attempt_that_was_paid_is_corrected(
         assert (await tracker.sale(sale())).state is State.ACCEPTED
     assert alarms(caplog)
     assert service.posted == {"order-17": 1}
+
+
+@pytest.mark.parametrize("fault", ["reset", "429", "ledger"])
+@pytest.mark.parametrize("notified", [True, False])
+async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
+    service: FakeService, fault: str, notified: bool
+) -> None:
+    """It is the only one that would find it paid: after a notification, or ten minutes after "it exists"."""
+    ledger = HookedLedger(before={"FoundAccepted": once(disk_full)} if fault == "ledger" else {})
+    service.scripts = [posted(1, BUSY)]
+    service.status_scripts = [lambda: answer(200, [])]
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        faults = {"reset": reset, "429": lambda: refusal(29, status=429)}
+        service.status_scripts = [faults[fault]] * 3 if fault in faults else []
+        if notified:
+            await tracker.notify(hint())
+        await service.clock.advance(50 if notified else 650)
+        assert (await pending_of(tracker)).outcome.paid is True
+        asked = len(service.queries)
+        await service.clock.advance(100)
+        assert len(service.queries) == asked
 
 
 @pytest.mark.parametrize("word", ["Pendiente", "Cancelado", None])

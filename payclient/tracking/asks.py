@@ -242,6 +242,7 @@ class OpenAsks:
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
             ask.failures += 1
+            ask.recheck_soon = ask.record.state.decided
             self.late.failed_write(error)
         return False
 

@@ -139,7 +139,7 @@ class Followed(Scheduled):
     candidates: dict[int, Candidate] | None = None
     #: When a decided ask is queried once more; infinity: no more.
     recheck_at: float = float("inf")
-    #: The same, as soon as it is its turn.
+    #: The same, as soon as it is its turn; until there is an answer, which the ledger has taken.
     recheck_soon: bool = False
     #: The futures of those who wait.
     waiters: set[Any] | None = None
@@ -203,6 +203,7 @@ class Followed(Scheduled):
     def unanswered(self, candidate_id: int | None) -> None:
         """Note that the last query had no answer: it proves nothing, and is made again."""
         self.client_queried_at = NEVER
+        self.recheck_soon = self.record.state.decided
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 

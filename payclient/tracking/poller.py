@@ -39,6 +39,7 @@ from payclient.tracking.followup import (
     Policy,
     Scheduled,
     StatusSource,
+    backoff,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale
@@ -376,7 +377,7 @@ class Poller:
             return
         now = self.clock.monotonic()
         if ask.record.state.decided:
-            self.asks.due.put(ask, max(ask.queried_at + self.policy.least_gap, now))
+            self.asks.due.put(ask, max(ask.queried_at + self.policy.least_gap * backoff(ask), now))
         elif ask.elsewhere:
             self.asks.release(ask)
         else:

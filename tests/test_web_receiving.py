@@ -254,7 +254,12 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
     def failing(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
         raise ValueError("secret text")
 
-    for on_receipt in (slow, failing):
+    async def disturbed(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
+        asked = asyncio.create_task(slow(notification, receipt))
+        asyncio.get_running_loop().call_soon(asked.cancel)
+        await asked
+
+    for on_receipt in (slow, failing, disturbed):
         routes = [STARLETTE.notification_route("/notify", on_receipt=on_receipt)]
         async with asyncio.timeout(60), asking_of(STARLETTE, tracker, routes) as asking:
             answered = await asking("GET", f"/notify{HINT}")
@@ -262,5 +267,6 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
     assert "order-17: on_receipt took longer than 0.05 s" in caplog.text
     assert {vars(each)["client_transaction_id"] for each in caplog.records} == {"order-17"}
     assert "on_receipt raised ValueError at " in caplog.text
+    assert "on_receipt raised CancelledError at " in caplog.text
     assert "test_web_receiving.py:" in caplog.text
     assert "secret text" not in caplog.text

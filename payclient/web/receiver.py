@@ -75,7 +75,10 @@ class Receiver:
             result = on_receipt(notification, receipt)
             if inspect.isawaitable(result):
                 await result
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             identifier = notification.client_transaction_id
             place = f"{last.filename}:{last.lineno}"

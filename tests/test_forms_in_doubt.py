@@ -237,14 +237,27 @@ async def test_no_query_cancels_a_form_that_another_process_confirms(
     assert not service.posted
 
 
-async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(service: FakeService) -> None:
-    """Nobody can be asked about a form by our own id, and the answer to its confirmation is lost."""
+@pytest.mark.parametrize("profile", [PROFILE, BLIND])
+async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(
+    service: FakeService, profile: payclient.ServiceProfile
+) -> None:
+    """Paid in the last minute, after the last query, and the answer to its confirmation is lost.
+
+    Nor is a query answered; or nobody can be asked about a form by our own id.
+    """
     service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
-    async with prepared(service, BLIND) as tracker:
+    async with prepared(service, profile) as tracker:
         await service.clock.advance(1490)
+        service.status_scripts = [reset] * 1000
         await passing(service, tracker.returned(service.pay("form-1")))
         await service.clock.advance(60)  # its links are dead
-        await held_by(tracker, "cart-1")
+        until = (await held_by(tracker, "cart-1")).until
+        assert until is not None
+        assert until > service.clock.time()
+        await service.clock.advance(600)  # too late for a confirmation
+        service.confirm_scripts, service.status_scripts = [], []
+        if profile is PROFILE:
+            await assert_paid(service, tracker, 60)
     assert not service.posted
 
 

@@ -368,7 +368,8 @@ class Confirmer:
             if asked is not None and asked.transaction_id is not None:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-            if record.state is State.CANCELLED and self._clock.time() < policy.closed_until(record):
+            is_asked_no_more = record.state in (State.CANCELLED, State.EXPIRED)
+            if is_asked_no_more and self._clock.time() < policy.closed_until(record):
                 # A confirmation may have been carried out: ask until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)

@@ -86,13 +86,12 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
 
 def _is_queried(poller: Poller, record: Record) -> bool:
     """Return whether queries or confirmations of a form go on, so that it may yet turn out to be paid."""
-    may_be_paid_later = poller.clock.time() < poller.policy.closed_until(record)
-    if record.state is State.CANCELLED:
-        return may_be_paid(record) and may_be_paid_later
-    if not poller.policy.follows(record):
-        # Only the confirmation of a transaction that was named tells, and it may have been carried out.
-        return not record.state.decided and bool(record.candidate_ids) and may_be_paid_later
-    return record.state is State.PENDING
+    if poller.clock.time() < poller.policy.closed_until(record):
+        # The confirmation of a transaction that was named may have been carried out, and have no answer.
+        is_named = not record.state.decided and bool(record.candidate_ids)
+        if is_named or (record.state is State.CANCELLED and may_be_paid(record)):
+            return True
+    return record.state is State.PENDING and poller.policy.follows(record)
 
 
 def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:
@@ -106,9 +105,11 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
 
 
 def _open_until(poller: Poller, holder: Record) -> float | None:
-    if holder.kind == "form" and holder.state is State.CANCELLED:
+    if holder.links_dead_at is None:
+        return holder.expires_at
+    if holder.state is State.CANCELLED or holder.links_dead_at <= poller.clock.time():
         return poller.policy.closed_until(holder)
-    return holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
+    return holder.links_dead_at
 
 
 def refusal_of(poller: Poller, holder: Record) -> PayError:

@@ -51,15 +51,15 @@ class BillTo(CheckedModel):
     - `ip_address`: Of the customer's device.
     """
 
-    bill_to_id: int | None = _optional(rules.integer())
+    bill_to_id: int | None = _optional(rules.INTEGER)
     address1: str | None = _private(rules.text())
     address2: str | None = _private(rules.text())
-    country: str | None = _optional(rules.country())
+    country: str | None = _optional(rules.COUNTRY)
     state: str | None = _private(rules.text())
     locality: str | None = _private(rules.text())
     first_name: str | None = _private(rules.text())
     last_name: str | None = _private(rules.text())
-    phone_number: str | None = _private(rules.phone())
+    phone_number: str | None = _private(rules.PHONE)
     email: str | None = _private(rules.text())
     postal_code: str | None = _private(rules.text())
     customer_id: str | None = _private(rules.text())
@@ -81,7 +81,7 @@ class LineItem(CheckedModel):
 
     product_name: str | None = _optional(rules.text())
     unit_price: int | None = _optional(rules.cents())
-    quantity: int | None = _optional(rules.integer())
+    quantity: int | None = _optional(rules.INTEGER)
     total_amount: int | None = _optional(rules.cents())
     tax_amount: int | None = _optional(rules.cents())
     product_sku: str | None = _optional(rules.text())
@@ -116,8 +116,8 @@ class Order(CheckedModel):
 class _Charge(CheckedModel):
     """The common fields of a Sale and a payment form. All amounts are cents (§2.1)."""
 
-    currency: str = attrs.field(metadata=rules.currency())
-    client_transaction_id: str = attrs.field(metadata=rules.unmistakable_id())
+    currency: str = attrs.field(metadata=rules.CURRENCY)
+    client_transaction_id: str = attrs.field(metadata=rules.UNMISTAKABLE_ID)
     amount_without_tax: int | None = _optional(rules.cents(part=True))
     amount_with_tax: int | None = _optional(rules.cents(part=True))
     tax: int | None = _optional(rules.cents(part=True))
@@ -127,7 +127,7 @@ class _Charge(CheckedModel):
     amount: int = attrs.field(default=None, metadata=rules.cents(computed="_sum_of_parts"))
     reference: str | None = _private(rules.text())
     order: Order | None = _private(rules.instance(Order))
-    time_zone: int | None = _optional(rules.integer())
+    time_zone: int | None = _optional(rules.INTEGER)
     lat: str | None = _private(rules.degrees(90))
     lng: str | None = _private(rules.degrees(180))
 
@@ -180,15 +180,15 @@ class SaleRequest(_Charge):
     - `nick_name`: Text; with `by_nick_name` only.
     """
 
-    phone_number: str | None = _private(rules.wallet_phone())
-    country_code: str = attrs.field(metadata=rules.calling_code())
+    phone_number: str | None = _private(rules.WALLET_PHONE)
+    country_code: str = attrs.field(metadata=rules.CALLING_CODE)
     store_id: str | None = _optional(rules.store())
     response_url: str | None = _private(rules.url())
     client_user_id: str | None = _private(rules.text())
     optional_parameter1: str | None = _private(rules.text())
     optional_parameter2: str | None = _private(rules.text())
     optional_parameter3: str | None = _private(rules.text())
-    by_nick_name: bool = attrs.field(default=False, metadata=rules.flag())
+    by_nick_name: bool = attrs.field(default=False, metadata=rules.FLAG)
     nick_name: str | None = _private(rules.text())
 
     agreement: ClassVar[str] = _Charge.agreement + " and phone_number and nick_name is None"
@@ -230,12 +230,12 @@ class PrepareRequest(_Charge):
 
     store_id: str = attrs.field(metadata=rules.store(required=True))
     response_url: str = attrs.field(metadata=rules.url(required=True), repr=False)
-    phone_number: str | None = _private(rules.phone())
+    phone_number: str | None = _private(rules.PHONE)
     email: str | None = _private(rules.text())
     document_id: str | None = _private(rules.text())
     cancellation_url: str | None = _private(rules.url())
     optional_parameter: str | None = _private(rules.text())
-    language: Literal["es", "en"] | None = _optional(rules.choice("es", "en"))
+    language: Literal["es", "en"] | None = _optional(rules.LANGUAGE)
 
 
 def derive_id(*keys: str | int) -> str:

@@ -190,17 +190,6 @@ def store(*, required: bool = False) -> Declared:
     return text(_no_blank_ends, required=required, few=True)
 
 
-def unmistakable_id() -> Declared:
-    """Declare an id that is required, and that no other text looks like."""
-    quick = "{0} and {0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)"
-    return text(
-        _no_blank_ends,
-        lambda value: None if text_fault(value) else id_fault(value),
-        quick=quick,
-        required=True,
-    )
-
-
 def url(*, required: bool = False) -> Declared:
     """Declare an http or https address."""
     check = _unless(
@@ -214,43 +203,6 @@ def _form(expression: str, fault: str, *, required: bool = False, few: bool = Fa
     match = re.compile(expression).fullmatch
     checks = (text_fault, *([_not_blank] if required else []), _unless(match, fault))
     return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, few=few)}
-
-
-def currency() -> Declared:
-    """Declare a currency code, required (ISO 4217)."""
-    return _form("[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, few=True)
-
-
-def calling_code() -> Declared:
-    """Declare a country calling code, required (E.164)."""
-    return _form(
-        r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, few=True
-    )
-
-
-def country() -> Declared:
-    """Declare a country code (ISO 3166-1)."""
-    return _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")
-
-
-def phone() -> Declared:
-    """Declare a phone number with `+` and its country code (§2.3, §2.4)."""
-    return _form(r"\+[1-9][0-9]{5,14}", "must be + country code and number, such as +593991112223")
-
-
-def wallet_phone() -> Declared:
-    """Declare the phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes."""
-    match = re.compile(r"\+?[0-9][0-9 -]*").fullmatch
-    check = _unless(
-        lambda value: not value.strip() or match(value), "must be digits, such as 0984111222 or +593984111222"
-    )
-    quick = "({0}.isdigit() and {0}.isascii() or {1}({0}))"
-    return {"rule": Rule(str, "a text", (text_fault, check), quick, match)}
-
-
-def choice(*values: str) -> Declared:
-    """Declare one of a few texts."""
-    return _form("|".join(values), f"must be {' or '.join(map(repr, values))}")
 
 
 def degrees(limit: int) -> Declared:
@@ -269,17 +221,6 @@ def cents(*, part: bool = False, computed: str = "") -> Declared:
     return {"rule": Rule(int, CENTS, (check,), quick, computed=computed)}
 
 
-def integer() -> Declared:
-    """Declare a whole number from -10**18 to 10**18."""
-    check = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**18 to 10**18")
-    return {"rule": Rule(int, "an int", (check,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
-
-
-def flag() -> Declared:
-    """Declare True or False."""
-    return {"rule": Rule(bool, "True or False", quick="{0} is False", required=True)}
-
-
 def instance(kind: type) -> Declared:
     """Declare an object of a class."""
     return {"rule": Rule(kind, kind.__name__)}
@@ -291,6 +232,43 @@ def tuple_of(kind: type) -> Declared:
         lambda values: all(type(value) is kind for value in values), f"must be {kind.__name__} objects"
     )
     return {"rule": Rule(tuple, "a tuple", (check,), "set(map(type, {0})) <= {{{1}}}", kind, required=True)}
+
+
+_digits = re.compile(r"\+?[0-9][0-9 -]*").fullmatch
+_are_digits = _unless(
+    lambda value: not value.strip() or _digits(value), "must be digits, such as 0984111222 or +593984111222"
+)
+_is_counted = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**18 to 10**18")
+
+#: An id that is required, and that no other text looks like.
+UNMISTAKABLE_ID: Declared = text(
+    _no_blank_ends,
+    lambda value: None if text_fault(value) else id_fault(value),
+    quick="{0} and {0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)",
+    required=True,
+)
+#: A currency code, required (ISO 4217).
+CURRENCY: Declared = _form("[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, few=True)
+#: A country calling code, required (E.164).
+CALLING_CODE: Declared = _form(
+    r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, few=True
+)
+#: A country code (ISO 3166-1).
+COUNTRY: Declared = _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")
+#: A phone number with `+` and its country code (§2.3, §2.4).
+PHONE: Declared = _form(r"\+[1-9][0-9]{5,14}", "must be + country code and number, such as +593991112223")
+#: The phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes.
+WALLET_PHONE: Declared = {
+    "rule": Rule(
+        str, "a text", (text_fault, _are_digits), "({0}.isdigit() and {0}.isascii() or {1}({0}))", _digits
+    )
+}
+#: The language of a form (§2.3).
+LANGUAGE: Declared = _form("es|en", "must be 'es' or 'en'")
+#: A whole number from -10**18 to 10**18.
+INTEGER: Declared = {"rule": Rule(int, "an int", (_is_counted,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
+#: True or False.
+FLAG: Declared = {"rule": Rule(bool, "True or False", quick="{0} is False", required=True)}
 
 
 # --- The two checks

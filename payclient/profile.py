@@ -162,6 +162,10 @@ ABSENCE = _must(
     lambda seconds, sale_window: _is_seconds(seconds) and seconds >= sale_window,
     "sale_window",
 )
+HAS_PATH = _must(
+    "have by_transaction_id or by_client_transaction_id",
+    lambda table: table.by_transaction_id or table.by_client_transaction_id,
+)
 AFTER_STATUS = _must(
     "stand beside [status], whose words its answer has", lambda _, status: status is not None, "status"
 )
@@ -175,17 +179,9 @@ def _name_beside(path: str) -> Validator:
 
 
 def _table(kind: type, *more: Validator) -> Any:
-    """Declare a table that may be left out. With paths by the one or the other id, at least one is given."""
+    """Declare a table that may be left out."""
     is_kind = _must(f"be a {kind.__name__}", lambda table: isinstance(table, kind))
-    has_path = _must(
-        "have by_transaction_id or by_client_transaction_id",
-        lambda table: (
-            not hasattr(table, "by_transaction_id")
-            or table.by_transaction_id is not None
-            or table.by_client_transaction_id is not None
-        ),
-    )
-    return attrs.field(default=None, validator=optional([is_kind, has_path, *more]))
+    return attrs.field(default=None, validator=optional([is_kind, *more]))
 
 
 def _setting(validator: Validator) -> Any:
@@ -361,10 +357,10 @@ class ServiceProfile:
     max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=_to_mapping, validator=LENGTHS)
     ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_to_mapping, validator=RANGES)
     phone_shapes: Mapping[str, str] = attrs.field(factory=dict, converter=_to_mapping, validator=SHAPES)
-    status: StatusProfile | None = _table(StatusProfile)
+    status: StatusProfile | None = _table(StatusProfile, HAS_PATH)
     confirm: ConfirmProfile | None = _table(ConfirmProfile, AFTER_STATUS)
-    cancel: UndoProfile | None = _table(UndoProfile)
-    reverse: UndoProfile | None = _table(UndoProfile)
+    cancel: UndoProfile | None = _table(UndoProfile, HAS_PATH)
+    reverse: UndoProfile | None = _table(UndoProfile, HAS_PATH)
     returned: ReturnProfile | None = _table(ReturnProfile)
 
     @reason_fields.default
@@ -382,13 +378,11 @@ class ServiceProfile:
         import tomllib  # here: most programs load one profile at the most
 
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the profile {path} cannot be read: {type(error).__name__}") from None
-        try:
-            settings = tomllib.loads(text)
+            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"the profile {path} must be TOML: {error}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"the profile {path} cannot be read: {type(error).__name__}") from None
         return cls.parse(settings)
 
     @classmethod

@@ -69,12 +69,8 @@ class Answers:
         # Random hashes a text with SHA-512: the same in every process, and no secret hangs on it.
         chance = Random(f"{self.seed}:{client_transaction_id}")  # noqa: S311 - no secret
         point = chance.random()
-        if point < self.approve:
-            answer: Answer = "approved"
-        elif point < self.approve + self.reject:
-            answer = "rejected"
-        else:
-            answer = "ignored"
+        bounds: dict[Answer, float] = {"approved": self.approve, "rejected": self.approve + self.reject}
+        answer: Answer = next((each for each, bound in bounds.items() if point < bound), "ignored")
         if callable(self.delay):
             return answer, max(0.0, self.delay(chance))
         median, sigma = self.delay
@@ -142,7 +138,6 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 
 def scenario(name: str) -> Scenario:
     """Return the scenario of a name; ValueError, with all names, for another."""
-    try:
-        return SCENARIOS[name]
-    except KeyError:
-        raise ValueError(f"{name!r} is not a scenario: use {', '.join(SCENARIOS)}") from None
+    if name not in SCENARIOS:
+        raise ValueError(f"{name!r} is not a scenario: use {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import aiohttp
+import attrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
@@ -41,15 +42,13 @@ _POLL = "_payclient_poll"
 MAX_ANSWER = 1 << 20
 
 
+@attrs.define(eq=False)
 class _Call:
     """One request on its way: what is awaited before its first byte, and the connection that carries it."""
 
-    __slots__ = ("before_send", "transport")
-
-    def __init__(self, before_send: BeforeSend | None) -> None:
-        self.before_send = before_send
-        #: None before the first byte.
-        self.transport: asyncio.Transport | None = None
+    before_send: BeforeSend | None
+    #: None before the first byte.
+    transport: asyncio.Transport | None = None
 
     def reset(self) -> None:
         """Close the connection and let the kernel forget what it has not delivered yet.

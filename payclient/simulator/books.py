@@ -7,7 +7,7 @@ from datetime import datetime, time, timedelta, timezone
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
-from attrs import fields_dict
+from attrs import Factory, define, field, fields_dict
 
 from .clock import ServiceClock, Timetable
 from .faults import FaultPlan
@@ -24,44 +24,36 @@ _REPEATED: Final = (
 )  # fmt: skip
 
 
+@define(eq=False, repr=False, slots=False)
 class Books:
     """The state of one service, and what its customers and its time do to it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: ServiceClock,
-        token: str | None,
-        accounts: Mapping[str, str] | None,
-        answers: Answers | None,
-        faults: FaultPlan,
-    ) -> None:
-        self.settings = settings
-        self.clock = clock
-        self.timetable: Timetable = Timetable(clock)
-        #: The only token that is taken, or the account of each; without either any token is.
-        self.token = token
-        self.accounts: Mapping[str, str] | None = accounts
-        #: The simulated customers of later sales; None: no customer answers by itself.
-        self.answers: Answers | None = answers
-        #: The plan of faults; `done` counts those that happened.
-        self.faults = faults
-        self.tally: Counter[str] = Counter()
-        #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
-        self.sales: dict[int, Sale] = {}
-        self.forms: dict[str, Form] = {}
-        #: How many sales each client transaction id created; above 1, a customer was charged twice.
-        self.created_per_client_id: Counter[str] = Counter()
-        #: The cents that each client transaction id paid and did not get back.
-        self.collected_per_client_id: Counter[str] = Counter()
-        self._entries: deque[LogEntry] = deque(maxlen=_KEPT)
-        self._last_entry = 0
-        self._url = ""
-        self._ahead = 0.0  # seconds by which the service's day is ahead of its clock
-        self._by_id: dict[int, Transaction] = {}
-        self._by_client_id: dict[str, list[Transaction]] = {}
-        self._prepared: set[tuple[str, str]] = set()  # (account, client transaction id) of every form
-        self._busy_lanes: set[tuple[str, str | None, str]] = set()  # those with a pending sale
+    settings: Settings
+    clock: ServiceClock
+    #: The only token that is taken, or the account of each; without either any token is.
+    token: str | None
+    accounts: Mapping[str, str] | None
+    #: The simulated customers of later sales; None: no customer answers by itself.
+    answers: Answers | None
+    #: The plan of faults; `done` counts those that happened.
+    faults: FaultPlan
+    timetable: Timetable = field(default=Factory(lambda self: Timetable(self.clock), takes_self=True))
+    tally: Counter[str] = field(factory=Counter)
+    #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
+    sales: dict[int, Sale] = field(factory=dict)
+    forms: dict[str, Form] = field(factory=dict)
+    #: How many sales each client transaction id created; above 1, a customer was charged twice.
+    created_per_client_id: Counter[str] = field(factory=Counter)
+    #: The cents that each client transaction id paid and did not get back.
+    collected_per_client_id: Counter[str] = field(factory=Counter)
+    _entries: deque[LogEntry] = field(factory=lambda: deque(maxlen=_KEPT))
+    _last_entry: int = 0
+    _url: str = ""
+    _ahead: float = 0.0  # seconds by which the service's day is ahead of its clock
+    _by_id: dict[int, Transaction] = field(factory=dict)
+    _by_client_id: dict[str, list[Transaction]] = field(factory=dict)
+    _prepared: set[tuple[str, str]] = field(factory=set)  # (account, client transaction id) of every form
+    _busy_lanes: set[tuple[str, str | None, str]] = field(factory=set)  # those with a pending sale
 
     @property
     def url(self) -> str:

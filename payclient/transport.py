@@ -42,7 +42,7 @@ _POLL = "_payclient_poll"
 MAX_ANSWER = 1 << 20
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Call:
     """One request on its way: what is awaited before its first byte, and the connection that carries it."""
 

@@ -83,7 +83,7 @@ def passes(evidence: Evidence, error_type: str | None) -> bool:
     return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
 
 
-@attrs.define(eq=False, weakref_slot=False)
+@attrs.define(eq=False, repr=False, weakref_slot=False)
 class LaneRow:
     """One request, the sale that the ledger had under its id when it was read, and its tries."""
 
@@ -102,7 +102,7 @@ class LaneRow:
         return known is None or (known.state is State.REFUSED and (retry_refused or passes(*known.refusal)))
 
 
-@attrs.define(eq=False, weakref_slot=False)
+@attrs.define(eq=False, repr=False, weakref_slot=False)
 class Lane:
     """The rows of one customer at one store that were read and not sent yet: the first may be sent."""
 

@@ -53,7 +53,7 @@ UNKNOWN_IN_A_ROW = 5
 NOT_SENT_IN_A_ROW = 5
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RetryPolicy:
     """Whether a row is sent again, by what its last send came to.
 

@@ -37,7 +37,7 @@ from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
-from payclient.wire import HttpResponse
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 Receipt, State = payclient.Receipt, payclient.State
 
@@ -131,6 +131,34 @@ async def test_a_candidate_of_another_binds_nothing(service: Lagging, changes: d
             assert (outcome.state, outcome.transaction_id, outcome.report) == (State.UNKNOWN, None, None)
             await service.clock.advance(1.5)
         assert service.by_id(2000) >= 1
+
+
+async def test_an_answer_about_a_candidate_decides_nothing_once_another_transaction_is_ours(
+    service: Lagging,
+) -> None:
+    """Another process found ours as the forged one was asked for, which this service answers without any id."""
+    gate, ledger = Gate(), SharedLedger()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path != "/api/Sale/777":
+            return await service(request, before_send)
+        await gate()
+        return answer(200, {"state": "Aceptado"})
+
+    async with (
+        selling(service, lost_answer, ledger=ledger, transport=slow) as (tracker, pending),
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
+        await tracker.notify(hint(777))
+        await gate.there.wait()
+        service.lags = False
+        there = await pending_of(other)
+        while pending.transaction_id is None:
+            await there.check()
+            await service.clock.advance(1.0)
+        gate.go.set()
+        await service.clock.advance(5.0)
+        assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
 
 
 async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:

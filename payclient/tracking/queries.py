@@ -75,8 +75,8 @@ class StatusQueries:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
         was_paid = ask.record.state in PAID
         answered, report = await self._ask(ask, query)
-        if not answered or (ask.record.state in PAID and not was_paid):
-            return None  # another process has found it paid meanwhile: this answer may be older
+        if not answered or _is_overtaken(ask, query, was_paid=was_paid):
+            return None
         if report is None:
             reading = self._reader.not_found(ask, query, *self._moment())
         else:
@@ -91,7 +91,7 @@ class StatusQueries:
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
                 answered, report = await self._ask(ask, by_client_id)
-            if not answered or (ask.record.state in PAID and not was_paid):
+            if not answered or _is_overtaken(ask, query, was_paid=was_paid):
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
         ask.is_answered = await self._write(ask, reading) and reading.is_word
@@ -177,6 +177,16 @@ class StatusQueries:
         if message not in self._said:
             self._said.add(message)
             log("warning", event, client_transaction_id, "%s", message)
+
+
+def _is_overtaken(ask: Followed, query: TransactionRef, *, was_paid: bool) -> bool:
+    """Return whether another process has meanwhile found it paid, or tied it to another transaction than was asked for.
+
+    The answer to this query may be older then, or about something else.
+    """
+    tied_to = ask.record.transaction_id
+    is_another = tied_to is not None and query.candidate_id not in (None, tied_to)
+    return is_another or (ask.record.state in PAID and not was_paid)
 
 
 def _alarm(record: Record, reading: Reading) -> None:

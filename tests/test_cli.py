@@ -133,6 +133,7 @@ SALE = "sale --phone-number 1 --country-code 593 --currency USD --client-transac
         ("nothing", "Unknown command"),
         (SALE, "--amount-with-tax"),
         ("simulate --port 0 --answers approve=2", "approve"),
+        ("simulate --port 0 --delay 0", "delay"),
         ("simulate --port 99999", "--port"),
         ("simulate --port 0 --account shop", "--account"),
         ("simulate --port 0 --account shop=a --token b", "--token"),

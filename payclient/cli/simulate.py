@@ -91,11 +91,11 @@ def simulate(
             simulator.answers = Answers.parse(answers)
         if time_of_day is not None:
             simulator.set_time_of_day(time_of_day)
+        if (crowd := simulator.answers) is not None:
+            pace = crowd.delay if delay is None else (delay, 0.6)
+            simulator.answers = attrs.evolve(crowd, delay=pace, seed=seed)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    if (crowd := simulator.answers) is not None:
-        crowd = attrs.evolve(crowd, delay=crowd.delay if delay is None else (delay, 0.6))
-        simulator.answers = attrs.evolve(crowd, seed=seed)
     simulator.faults.chances = attrs.evolve(simulator.faults.chances, seed=seed)
     return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 

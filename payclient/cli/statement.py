@@ -204,13 +204,9 @@ def _shown(text: str) -> str:
 
 def _doubt(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:
     """Mark the entries whose payment has another line, which was passed over; its transaction id tells it apart."""
-    numbers, keys, keys_alone = set[str](), set[str | None](), set[str | None]()
-    for ids in passed_over:
-        number, key = ids.get("transaction_id", ""), ids.get(KEY)
-        numbers.add(number)
-        keys.add(key)
-        if not _NUMBER.fullmatch(number):
-            keys_alone.add(key)
+    passed = [(ids.get("transaction_id", ""), ids.get(KEY)) for ids in passed_over]
+    numbers, keys = {number for number, _ in passed}, {key for _, key in passed}
+    keys_alone = {key for number, key in passed if not _NUMBER.fullmatch(number)}
 
     def is_doubted(entry: Entry) -> bool:
         key = entry.client_transaction_id

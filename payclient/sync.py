@@ -55,7 +55,9 @@ class _LoopThread:
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
         """Run a coroutine on the loop in the caller's context. A caller who is interrupted leaves it running."""
-        if threading.current_thread() is self._thread or (_has_loop() and not _is_notebook()):
+        if threading.current_thread() is self._thread or (
+            asyncio._get_running_loop() is not None and not _is_notebook()
+        ):
             raise UsageError(
                 "payclient.sync would block the event loop that runs in this thread: await the methods of "
                 "payclient.open_tracker here, or call these by asyncio.to_thread"
@@ -122,14 +124,6 @@ def _thread() -> _LoopThread:
 
 def _end() -> None:
     _thread().end()
-
-
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _is_notebook() -> bool:

@@ -155,10 +155,7 @@ async def drain(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
 
 
 def _positive(instance: Timeouts, attribute: attrs.Attribute[float], value: object) -> None:
-    good = (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    )
-    if not good:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ConfigurationError(f"time-out {attribute.name} must be a positive, finite number of seconds")
 
 

@@ -116,14 +116,12 @@ def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> li
     async def status(request: HttpRequest, id: str) -> HttpResponse:  # noqa: A002 - the route's own name
         return page_response(await order_status(tracker_of(request), request, id, may_see))
 
-    def asset_route(name: str) -> URLPattern:
-        async def asset(_: HttpRequest) -> HttpResponse:
-            return page_response(ASSETS[name])
-
-        return path(f"{folder}assets/{name}", asset)
+    async def asset(_: HttpRequest, name: str) -> HttpResponse:
+        return page_response(ASSETS[name])
 
     folder = f"{prefix.strip('/')}/"
-    return [path(f"{folder}<str:id>/status", status), *map(asset_route, ASSETS)]
+    assets = [path(f"{folder}assets/{name}", asset, {"name": name}) for name in ASSETS]
+    return [path(f"{folder}<str:id>/status", status), *assets]
 
 
 def health_route(route: str = "health") -> URLPattern:

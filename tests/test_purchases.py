@@ -302,6 +302,22 @@ async def test_what_was_found_late_is_not_freed_by_a_clock_that_is_ahead(
         await other.sale(sale("second"), purchase="cart")
 
 
+async def test_any_process_queries_again_what_it_is_refused_for(service: FakeService) -> None:
+    """The last queries had no answer, in the process that follows it: the next one there is long in coming."""
+    ledger = SharedLedger()
+    async with (
+        selling(service, ledger=ledger, purchase="cart") as (_, pending),
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
+        service.instead = lambda path: answer(500, {"message": "no"})
+        assert (await outcome_of(service, pending)).state is State.EXPIRED
+        service.decide("Cancelado")
+        service.instead = lambda path: None
+        await held_by(other, "cart")
+        await service.clock.advance(5)
+        await other.sale(sale("second"), purchase="cart")
+
+
 async def test_an_unknown_push_is_open(service: FakeService) -> None:
     """It may exist, however much time has passed; a refused one is gone."""
     service.scripts = [refuses(22), lost_request]

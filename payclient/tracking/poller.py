@@ -40,6 +40,7 @@ from payclient.tracking.followup import (
     Scheduled,
     StatusSource,
     backoff,
+    is_presumed,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale
@@ -416,6 +417,19 @@ class Poller:
             return None
         await asyncio.wait([query])
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
+
+    def query_again(self, record: Record) -> None:
+        """Query what keeps its purchase once more, where the last query had no answer: another one may have one.
+
+        Of what another process follows it is not known whether there are queries left.
+        """
+        ask = self.asks.find(record.client_transaction_id)
+        if ask is None or not self.policy.can_query:
+            return
+        if ask.elsewhere and is_presumed(ask.record):
+            self._start(self._query_soon(ask), self._works)
+        elif ask.exhausted:
+            self.notified(record, again=True)
 
     def _may_query_now(self) -> bool:
         """Return whether a query may be made at all, and the service does not want a pause."""

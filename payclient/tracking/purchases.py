@@ -123,8 +123,6 @@ def refusal_of(poller: Poller, holder: Record) -> PayError:
     words = f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent"
     taken = PurchaseOpenError(words, client_transaction_id=identifier)
     taken.pending = poller.handle(holder)
-    ask = poller.asks.find(identifier)
-    if ask is not None and ask.exhausted and poller.policy.can_query:
-        poller.notified(holder, again=True)  # its last query had no answer; another may have one
+    poller.query_again(holder)
     taken.until = _open_until(poller, holder)
     return taken

@@ -199,6 +199,29 @@ async def test_a_repeated_request_is_refused_though_it_was_given_back(service: S
         assert (await tracker.reverse(pending)).state is State.REVERSED
 
 
+@pytest.mark.parametrize("pauses", [False, True], ids=["just queried", "paused"])
+async def test_a_query_from_before_does_not_tell_what_a_refused_reversal_did(
+    service: Service, pauses: bool
+) -> None:
+    """It was repeated in between, and gave the payment back: one more query is made, at once or after the pause."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        await service.clock.advance(5)
+        if pauses:
+            service.status_scripts = [lambda: refusal(29, status=429, retry_after=20)]
+            await (await tracker.sale(sale("other", phone="0984111223"))).check()
+        await (await pending_of(tracker)).check()
+        service.reverse_scripts = [(refusal(20), True)]
+        reversing = asyncio.ensure_future(tracker.reverse(pending))
+        await service.clock.advance(2)
+        if pauses:
+            await error_of(payclient.NotReversibleError, reversing)
+            await service.clock.advance(30)
+        else:
+            assert (await reversing).state is State.REVERSED
+        assert (await record_in(service.ledger)).state is State.REVERSED
+
+
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
     """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
     service.scripts = [posted(1, FakeService.take)]

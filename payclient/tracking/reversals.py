@@ -86,6 +86,19 @@ async def _check(poller: Poller, record: Record) -> Outcome:
     return outcome
 
 
+async def _check_anew(poller: Poller, record: Record) -> Outcome:
+    """Query what is still called paid, and later again until there is an answer; one from before says nothing."""
+    ask = poller.asks.find(record.client_transaction_id)
+    if ask is not None:
+        earliest = ask.queried_at + poller.policy.least_gap
+        await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
+    outcome = await poller.check(record)
+    ask = poller.asks.find(record.client_transaction_id)
+    if outcome.state is State.ACCEPTED and (ask is None or not ask.is_answered):
+        poller.recheck(record)
+    return outcome
+
+
 async def reverse(poller: Poller, record: Record) -> Outcome:
     """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
     if record.state in (State.REVERSING, State.REVERSED):
@@ -133,7 +146,7 @@ async def _reverse(
             at=clock.time(), error_code=refused.error_code, permitted_until=permitted.expires_at
         )
         # What stands between may repeat the request: the first gave it back, the second was refused.
-        outcome = await poller.check(await asks.write(record, refusal))
+        outcome = await _check_anew(poller, await asks.write(record, refusal))
         if outcome.state is not State.REVERSED:
             raise
         return outcome

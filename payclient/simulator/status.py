@@ -6,7 +6,7 @@ from typing import Final
 from .books import Books
 from .messages import MESSAGE_CODES, Language, say
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
-from .transactions import Transaction
+from .transactions import Form, Transaction
 
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
@@ -38,8 +38,8 @@ _EXTERNAL: Final = (
 def status_of(transaction: Transaction, books: Books, language: Language) -> dict[str, object]:
     """Return the status object of a transaction, short or full by the settings."""
     settings = books.settings
-    awaits = settings.confirm_window is not None and transaction.awaits_confirmation
-    state = settings.states["unconfirmed"] if awaits else transaction.state
+    awaits = isinstance(transaction, Form) and transaction.awaits_confirmation
+    state = settings.states["unconfirmed"] if awaits and settings.confirm_window else transaction.state
     status = _short(transaction, settings, state)
     if settings.status_detail == "full":
         status |= _full(transaction, books, state, language)

@@ -40,11 +40,6 @@ class Transaction:
     #: The request's words that a full status repeats, by the service's names.
     details: dict[str, object] = field(factory=dict, repr=False)
 
-    @property
-    def awaits_confirmation(self) -> bool:
-        """Whether it is paid, and reversed unless it is confirmed."""
-        return False
-
     def as_json(self) -> dict[str, object]:
         """Return what the control routes show of it: no personal data."""
         return {name: getattr(self, name) for name, one in fields_dict(Transaction).items() if one.repr}
@@ -92,6 +87,7 @@ class Form(Transaction):
 
     @property
     def awaits_confirmation(self) -> bool:
+        """Whether it is paid, and reversed unless it is confirmed."""
         return self.state == ACCEPTED and self.confirmed_at is None and self.reversal is None
 
     def as_json(self) -> dict[str, object]:

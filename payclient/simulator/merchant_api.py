@@ -135,10 +135,8 @@ class MerchantApi:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")  # §5.1
         is_bearer = scheme == "Bearer" or (settings.tolerant and scheme.lower() == "bearer")
         account = self._books.account_of(token) if is_bearer else None
-        if account is None or settings.application not in (
-            None,
-            _APPLICATIONS.get(operation, settings.application),
-        ):
+        wanted = _APPLICATIONS.get(operation)
+        if account is None or (wanted and settings.application not in (None, wanted)):
             raise RefusalError(None, "unauthorized")
         return account
 

@@ -55,9 +55,8 @@ class _LoopThread:
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
         """Run a coroutine on the loop in the caller's context. A caller who is interrupted leaves it running."""
-        if threading.current_thread() is self._thread or (
-            asyncio._get_running_loop() is not None and not _is_notebook()
-        ):
+        would_block = asyncio._get_running_loop() is not None and not _is_notebook()
+        if would_block or threading.current_thread() is self._thread:
             raise UsageError(
                 "payclient.sync would block the event loop that runs in this thread: await the methods of "
                 "payclient.open_tracker here, or call these by asyncio.to_thread"

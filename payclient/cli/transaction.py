@@ -111,11 +111,8 @@ def confirm(
         return _complain(error)
     _show(report)
     ids = report.transaction_id, report.client_transaction_id
-    if (
-        report.unreadable
-        or ids != (transaction_id, client_transaction_id)
-        or report.state not in ("Aceptado", "Cancelado")
-    ):
+    is_its_own = ids == (transaction_id, client_transaction_id) and not report.unreadable
+    if not is_its_own or report.state not in ("Aceptado", "Cancelado"):
         terminal.complain(text("undo.undecided"))
         return 4
     return 0 if report.state == "Aceptado" else 3

@@ -222,6 +222,30 @@ async def test_a_query_from_before_does_not_tell_what_a_refused_reversal_did(
         assert (await record_in(service.ledger)).state is State.REVERSED
 
 
+async def test_a_query_on_its_way_does_not_tell_what_a_refused_reversal_did(service: Service) -> None:
+    """Its answer is from before the request that gave the payment back, and comes after it."""
+    gate = Gate()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        said = await service(request, before_send)
+        if request.method == "GET" and service.clock.monotonic() > 5 and not gate.go.is_set():
+            await gate()
+        return said
+
+    async with tracking(service, profile=PROFILE, transport=slow) as tracker:
+        pending = await paid(service, tracker)
+        await service.clock.advance(10)
+        checking = asyncio.ensure_future((await pending_of(tracker)).check())
+        await gate.there.wait()
+        service.reverse_scripts = [(refusal(20), True)]
+        reversing = asyncio.ensure_future(tracker.reverse(pending))
+        await service.clock.advance(2)
+        gate.go.set()
+        await service.clock.advance(2)
+        assert (await reversing).state is State.REVERSED
+        await checking
+
+
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
     """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
     service.scripts = [posted(1, FakeService.take)]

@@ -90,6 +90,8 @@ async def _check_anew(poller: Poller, record: Record) -> Outcome:
     """Query what is still called paid, and later again until there is an answer; one from before says nothing."""
     ask = poller.asks.find(record.client_transaction_id)
     if ask is not None:
+        if ask.task is not None:
+            await asyncio.wait([ask.task])  # its answer may be from before
         earliest = ask.queried_at + poller.policy.least_gap
         await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
     outcome = await poller.check(record)

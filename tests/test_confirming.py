@@ -257,6 +257,22 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Fake
         assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
 
 
+async def test_a_flood_of_what_was_declined_costs_a_query_a_second(service: FakeService) -> None:
+    """Its customer knows both ids, and each answer would end what is known of the form."""
+    async with prepared(service) as tracker:
+        for number in (4998, 4999):
+            await passing(
+                service, tracker.returned(service.pay("form-1", number, transactionStatus="Canceled"))
+            )
+        for number in range(100):
+            await tracker.notify(hint(4998 + number % 2, "form-1"))
+            await service.clock.advance(0.1)
+        assert service.confirms.total() <= service.clock.monotonic() + 3
+        assert len(await events_of(service.ledger, "form-1")) < 60
+        await service.clock.advance(60)
+        assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -102,6 +102,11 @@ class ReturnedForm(Scheduled):
         busy = self.open() or self.writing or self.task is not None
         return not busy and (self.record.state.decided or not (self.found or self.record.candidate_ids))
 
+    @property
+    def rested_at(self) -> float:
+        """When the next request may be made: one a second."""
+        return self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
+
     def open(self) -> list[Confirmation]:
         """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
@@ -131,15 +136,18 @@ class ReturnedForm(Scheduled):
         if found is None or not found.open:
             if found is None and len(self.confirmations) >= 2 * MOST_IDS:
                 self.confirmations = {each.transaction_id: each for each in self.open()}
-            found = Confirmation(transaction_id, open=True, begun=now, due=now)
+            # One that was answered a moment ago waits, however often it is named; a new one only for others.
+            due = now if found is None else max(now, self.rested_at)
+            if found is None and not self.open():
+                self.tried_at = NEVER
+            found = Confirmation(transaction_id, open=True, begun=now, due=due)
             self.confirmations[transaction_id] = found
         return found
 
     def due(self, now: float) -> float | None:
         """Return when the next request is made; None: nothing is left to ask."""
         following = self._next(now)
-        least_gap = min(1.0, self.window / NORMAL_WINDOW)
-        return None if following is None else max(following.due, self.tried_at + least_gap)
+        return None if following is None else max(following.due, self.rested_at)
 
     def next_request(self, now: float) -> Confirmation | None:
         """Return what is asked now, and note it."""
@@ -276,7 +284,7 @@ class Confirmer:
             return report  # what is not ours to confirm decides nothing
         form = self._form(record)
         if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
-            self._forget(form)
+            self.forget(form)
             return report  # it would have been reversed by now, and was not
         if report.transaction_id is not None:
             self._confirm(form, report.transaction_id)
@@ -309,9 +317,16 @@ class Confirmer:
             self._poller.plan_form(form)
         return tried
 
-    def _forget(self, form: ReturnedForm) -> None:
-        """Drop a form that has nothing left to confirm: the ledger has its outcome."""
-        if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:
+    def forget(self, form: ReturnedForm) -> None:
+        """Drop a form that has nothing left to confirm: the ledger has its outcome.
+
+        A second after its last request, so that one that is named without end is not asked about more often.
+        """
+        if not form.is_idle or self._forms.get(form.record.client_transaction_id) is not form:
+            return
+        if self._clock.monotonic() < form.rested_at and not self._asks.closed:
+            self._asks.due.put(form, form.rested_at)
+        else:
             del self._forms[form.record.client_transaction_id]
 
     def reversal_times(self) -> list[float]:
@@ -373,7 +388,7 @@ class Confirmer:
                 # A confirmation may have been carried out: ask until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)
-        self._forget(form)
+        self.forget(form)
 
     async def _ask(self, form: ReturnedForm, asked: Confirmation) -> bool:
         """Confirm, or query a form whose browser came back cancelled. Return whether the answer settles it."""
@@ -402,7 +417,7 @@ class Confirmer:
         for transaction_id in unanswered:
             if not form.has_seen(transaction_id):
                 self._confirm(form, transaction_id)
-        self._forget(form)
+        self.forget(form)
         return bool(unanswered)
 
     async def _take(self, form: ReturnedForm, asked: Confirmation, reading: Reading) -> bool:

@@ -231,7 +231,9 @@ class Poller:
         elif isinstance(item, ReturnedForm):
             if item.line:
                 self._request(item, now)  # it waited long enough for its turn by the rate
-            elif item.due(now) is not None:
+            elif item.due(now) is None:
+                self.confirmer.forget(item)
+            else:
                 self._lines.put(item, NOTIFIED)
                 self.asks.due.put(item, now + item.window * TURN)
 

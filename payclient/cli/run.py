@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+import attrs
+
 from payclient.batch import ChargeRow, charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
@@ -114,18 +116,11 @@ class Run:
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
         limits, rows = self._limits, [*self._rows]
+        retry = () if limits.retry is None else (limits.retry,)
         if tracker.attempts.are_shared:  # so that several processes over one file seldom want the same row
             random.shuffle(rows)
         try:
-            async with charge_all(
-                tracker,
-                rows,
-                max_in_flight=limits.max_in_flight,
-                max_pending=limits.max_pending,
-                rate=limits.rate,
-                wait=limits.wait,
-                retry=() if limits.retry is None else (limits.retry,),
-            ) as results:
+            async with charge_all(tracker, rows, **attrs.asdict(limits) | {"retry": retry}) as results:
                 self.progress.results = results
                 if self._signals:
                     results.stop("interrupted")

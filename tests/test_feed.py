@@ -212,6 +212,13 @@ async def test_a_ledger_that_was_closed_ends_the_feed_by_an_error(service: FakeS
             await in_time(anext(tracker.outcomes()))
 
 
+async def test_a_cursor_that_is_no_number_is_an_error(service: FakeService) -> None:
+    """SQLite compares any number as less than a text: nothing would ever come after the cursor "3"."""
+    async with tracking(service) as tracker:
+        with pytest.raises(TypeError, match="since must be a int; str was given"):
+            tracker.outcomes("3")  # type: ignore[arg-type]  # as read from a file
+
+
 # --- What an outcome says of its record
 
 

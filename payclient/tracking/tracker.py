@@ -322,6 +322,7 @@ class Tracker:
         Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once. A ledger
         that cannot be read for a while delays the feed.
         """
+        check_type("since", since, int)
         return feed(self._poller.asks, since)
 
     async def _check_environment(self) -> None:

@@ -15,7 +15,7 @@ from payclient.cli.files import check_apart, check_output, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
-from payclient.cli.report import Report, carried_from
+from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import Dialect, bad_rows
@@ -60,6 +60,18 @@ class ShownOptions:
     json: bool = False
     """One JSON object a line on stdout, for machines."""
 
+    def look(self) -> Look:
+        """Return how a run shows itself. Raises `ConfigurationError` for two ways at once."""
+        if self.quiet and self.json:
+            raise ConfigurationError("--quiet and --json: give one of them")
+        return "json" if self.json else "quiet" if self.quiet else "auto"
+
+    def files(self, title: str, window: float, carried: Carried) -> tuple[Report | None, RunPage | None]:
+        """Return the report and the page that are wanted. Nothing is written yet."""
+        report = Report(self.report, carried) if self.report else None
+        page = RunPage(self.html, title=title, window=window, carried=carried) if self.html else None
+        return report, page
+
 
 def charge(
     file: Annotated[
@@ -79,9 +91,7 @@ def charge(
     they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
     interrupted, run it again.
     """
-    if shown.quiet and shown.json:
-        raise ConfigurationError("--quiet and --json: give one of them")
-    look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
+    look = shown.look()
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
     _check_apart(file, options, written, shown)
@@ -92,10 +102,7 @@ def charge(
     mark = shown.report_decimal_mark or written.decimal_mark
     carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
     left_out = _left_out(rows, written.skip_bad, carried.dialect)
-    # Nothing is written yet.
-    report = Report(shown.report, carried) if shown.report else None
-    window = profile.sale_window
-    page = RunPage(shown.html, title=file.name, window=window, carried=carried) if shown.html else None
+    report, page = shown.files(file.name, profile.sale_window, carried)
     plan = Plan(
         file=rows,
         known=asyncio.run(read_ledger(options, limits, charge_rows(rows))),
@@ -106,10 +113,7 @@ def charge(
     )
     _show_plan(plan, shown)
     if shown.dry_run:
-        if can_send:
-            key = "file.dry_bad" if rows.bad else "file.dry"
-            terminal.say(text(key, name=file.name, count=len(rows.requests), bad=len(rows.bad)))
-        return 0 if can_send else 2
+        return _end_dry_run(rows, can_send)
     question = text("ask.send", count=plan.to_send)
     if not terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send):
         return 2
@@ -120,7 +124,7 @@ def charge(
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, options, limits, report, page=page, look=look))
     if look != "quiet":
-        for line in next_steps(run.tally, location_of(options.ledger), code, window):
+        for line in next_steps(run.tally, location_of(options.ledger), code, profile.sale_window):
             terminal.say(line, whole=True)
     return code
 
@@ -153,6 +157,15 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Pa
             f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
         )
     return path, content
+
+
+def _end_dry_run(file: ChargeFile, can_send: bool) -> int:
+    """Print how many rows a run would send, and return the exit code."""
+    if not can_send:
+        return 2
+    key = "file.dry_bad" if file.bad else "file.dry"
+    terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
+    return 0
 
 
 def _show_plan(plan: Plan, shown: ShownOptions) -> None:

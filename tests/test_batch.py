@@ -19,6 +19,7 @@ from fake_service import (
     FakeService,
     Held,
     Script,
+    hint,
     lost_answer,
     lost_request,
     no_connection,
@@ -556,6 +557,25 @@ async def test_a_row_that_was_refused_meanwhile_is_looked_up_again(service: Fake
     service.scripts = [refuses(29, status=429)]
     assert (await charged(service, rows(1)))["row-0"].paid is True
     assert (await record_in(service.ledger, "row-0")).attempt == 2
+
+
+async def test_a_refused_row_that_is_found_paid_while_it_waits_is_paid(service: FakeService) -> None:
+    """It waits for its customer's first row; meanwhile a notification names a transaction, which is paid."""
+    ledger, both = MemoryLedger(), rows(2, customers=1)
+    service.scripts = [refuses(100)]
+    await charged(service, both[1:], ledger)
+
+    def then() -> None:
+        if service.clock.monotonic() < 60:
+            return
+        accept_all(service)
+
+    async with tracking(service, ledger) as tracker:
+        running = asyncio.create_task(run(service, tracker, both, each_second=then))
+        await turns()
+        service.add_sale(7777, clientTransactionId="row-1")
+        await tracker.notify(hint(7777, "row-1"))
+        assert paid_by(await running) == {"row-0": True, "row-1": True}
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])

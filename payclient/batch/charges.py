@@ -329,8 +329,9 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
-        if self._shares and self.stopped is not None:
-            await self._read_again(row)  # another process may have sent the row
+        is_refused = row.known is not None and row.known.state is State.REFUSED
+        if is_refused or (self._shares and self.stopped is not None):
+            await self._read_again(row)  # it may have been found paid since, or sent by another process
         key, known = row.request.client_transaction_id, row.known
         sends = row.sends(retry_refused=self._retry_refused)
         if known is not None and known.state is State.REFUSED and not sends:

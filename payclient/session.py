@@ -351,6 +351,8 @@ class PaySession:
             else:
                 call.result = found
                 return found
+            # Before the sleep: another request may have the connection after it.
+            call.discard_copies()
             await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
             call.begin_again()
 
@@ -428,7 +430,6 @@ class Call:
 
     def begin_again(self) -> None:
         """Prepare to send the request again, with a proof of its own."""
-        self.discard_copies()
         self._sent_before = self._sent_before or self.proof.passed
         self.resends += 1
         self.proof = SendProof(self._before_send)

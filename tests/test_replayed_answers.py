@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 
 import payclient
+import payclient.session as session_module
 from fake_service import PROFILE, FakeService, form, outcome_of, record_in, sale
 from fake_service import tracking as following
 from payclient.events import Event
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from raw_server import RawServer, answer, next_turns, read, write
+from raw_server import RawServer, answer, hang, next_turns, read, write
 
 State = payclient.State
 
@@ -100,6 +102,29 @@ async def test_an_error_of_a_query_ends_its_connection(body: object, status: int
                 await session.status(transaction_id=12)
         assert (await session.sale(sale("order-2"))).transaction_id == 13
     assert [connection.complete for connection in server.connections] == [1, 1]
+
+
+async def test_a_query_that_is_repeated_ends_no_sale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection ends with its first answer, and not after the pause, in which a sale would have taken it."""
+    pausing = asyncio.Event()
+
+    def pause(tries: int, chance: float) -> float:
+        pausing.set()
+        return 0.1
+
+    monkeypatch.setattr(session_module, "sleep_time_seconds", pause)
+    async with (
+        RawServer(
+            (read, write(answer({}, 503)), read, hang),
+            (read, write(created(13)), read, write(answer(ABSENT, 404))),
+        ) as server,
+        payclient.PaySession(server.url, "token", profile=PROFILE) as session,
+    ):
+        query = asyncio.create_task(session.status(transaction_id=12))
+        await pausing.wait()
+        assert (await session.sale(sale())).transaction_id == 13
+        assert await query is None
+    assert [connection.complete for connection in server.connections] == [1, 2]
 
 
 async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> None:

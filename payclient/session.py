@@ -282,6 +282,15 @@ class PaySession:
         request = wire.undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
         await self._send_in_time("reverse", request, partial(wire.decode_undone, operation="reverse"))
 
+    async def ensure_token(self) -> None:
+        """Call the token's callable where there is no token yet; the next request is signed with what it gave.
+
+        Raises what the callable raises, `NotSentError` where it gives nothing in time, `ConfigurationError`.
+        """
+        self._bind()
+        if self._token.authorization is None:
+            await self._token.fetch()
+
     # --- How each of them is sent
 
     async def _send_renewing(

@@ -191,6 +191,61 @@ async def test_the_end_of_a_first_reversal_ends_no_second_one(service: Service) 
     assert (await record_in(ledger)).state is State.REVERSED
 
 
+@pytest.mark.parametrize("is_on_record", [False, True])
+async def test_a_permit_that_may_be_on_record_ends_as_not_sent(service: Service, is_on_record: bool) -> None:
+    """The ledger failed at it, and nothing was sent: it stayed as being given back, and nobody asked about it."""
+    fails = {"ReversalPermitted": once(disk_full)}
+    ledger = HookedLedger(after=fails) if is_on_record else HookedLedger(before=fails)
+    async with tracking(service, ledger, PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        await error_of(payclient.LedgerUnavailableError, tracker.reverse(pending))
+        assert (await record_in(ledger)).state is State.ACCEPTED
+        assert service.reversals == []
+        assert (await tracker.reverse(pending)).state is State.REVERSED
+
+
+async def test_a_token_that_is_not_given_costs_no_permit(service: Service) -> None:
+    """Where nothing tells what became of a reversal, it would be undecided for ever, though nothing was sent."""
+    ledger = HookedLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await paid(service, tracker)
+    tokens: list[str] = []
+
+    async def token() -> str:
+        return tokens.pop()
+
+    async with tracking(service, ledger, attrs.evolve(PROFILE, status=None), token=token) as tracker:
+        pending = await pending_of(tracker)
+        await error_of(IndexError, tracker.reverse(pending))
+        assert (await record_in(ledger)).state is State.ACCEPTED
+        tokens.append("token")
+        assert (await tracker.reverse(pending)).state is State.REVERSED
+
+
+async def test_a_token_that_fails_after_a_reversal_leaves_it_to_its_queries(service: Service) -> None:
+    """It is asked for anew as the reversal is answered, for the query whether another transaction is paid."""
+    tokens = ["token"]
+
+    async def token() -> str:
+        return tokens.pop()
+
+    async def expiring(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        said = await service(request, before_send)
+        if request.path == "/api/Reverse":
+            service.status_scripts = [lambda: answer(401, {"message": "no"})]
+            await other.check()
+        return said
+
+    async with tracking(service, None, PROFILE, transport=expiring, token=token) as tracker:
+        pending = await paid(service, tracker)
+        other = await tracker.sale(sale("other", phone="0984111223"))
+        await service.clock.advance(1.5)
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        tokens += ["token"] * 100
+        await service.clock.advance(600)
+        assert (await record_in(service.ledger)).state is State.REVERSED
+
+
 async def test_a_repeated_request_is_refused_though_it_was_given_back(service: Service) -> None:
     """What stands between us and the service repeats it: a query tells, before anything is called paid."""
     async with tracking(service, profile=PROFILE) as tracker:

@@ -6,10 +6,10 @@ import asyncio
 
 from payclient.clock import sleep
 from payclient.errors import (
+    LedgerError,
     NotCancellableError,
     NotSentError,
     OutcomeUnknownError,
-    PayError,
     RefusedError,
     TransitionError,
     UsageError,
@@ -65,7 +65,7 @@ async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool
         return True
     try:
         report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-    except PayError:
+    except Exception:  # of a token's callable anything
         return True  # not known: its own queries decide
     if report is None or report.state == "Cancelado":
         return False
@@ -124,6 +124,7 @@ async def _reverse(
     poller: Poller, record: Record, transaction_id: int | None, client_transaction_id: str | None
 ) -> Outcome:
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
+    await poller.session.ensure_token()  # where there is none, nothing is sent, which costs no permit
     total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
     # Counted twice: a request that is late on its way is executed by then.
     permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * total)
@@ -131,6 +132,10 @@ async def _reverse(
         record = await asks.ledger.apply(record, permitted)
     except TransitionError:  # another call, or another process, reverses it
         return Outcome.of(await asks.ledger.get(identifier) or record)
+    except LedgerError:
+        # It may be on record all the same, and nothing is sent.
+        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=permitted.expires_at))
+        raise
     if asks.leases is not None:
         asks.leases.permitted(identifier)
     asks.touch()

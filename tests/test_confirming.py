@@ -628,6 +628,19 @@ async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FakeS
     assert await state_of(service) is State.ACCEPTED
 
 
+async def test_a_payment_that_a_query_found_is_on_record_before_it_is_confirmed(service: FakeService) -> None:
+    """Nothing else named it; the answer is lost, and the process with it: the next one confirms it at once."""
+    async with prepared(service):
+        service.pay("form-1")
+        service.confirm_scripts = [reset] * 1000
+        await until(service, lambda: 5001 in service.confirms, 300)
+    tries, record = service.confirms[5001], await service.ledger.get("form-1")
+    assert record is not None
+    assert (record.state, record.candidate_ids, record.notified_at) == (State.PENDING, (5001,), None)
+    async with tracking(service, service.ledger, PROFILE):
+        await until(service, lambda: service.confirms[5001] > tries, 2)
+
+
 async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: FakeService) -> None:
     """Given up and paid all the same; then the service carries a confirmation out, and is silent for half an hour."""
 

@@ -22,7 +22,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Abandoned, Conflicted, FoundCancelled, Returned
+from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
@@ -68,6 +68,8 @@ class Confirmation:
     declined: bool = False
     #: Whether it may have been carried out, since no answer came.
     is_lost: bool = False
+    #: Whether the ledger names it, or did.
+    on_record: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -259,7 +261,7 @@ class Confirmer:
     async def recover(self, records: Sequence[Record]) -> None:
         """Go on with every form of these that came back."""
         for record in records if self.confirms else ():
-            if record.kind == "form" and record.notified_at is not None:
+            if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
                 self.named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
 
     async def recover_abandoned(self, seconds: float) -> None:
@@ -355,6 +357,7 @@ class Confirmer:
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
+            await self._put_on_record(form, asked)
             settled = asked is None or form.record.state in OVER or await self._ask(form, asked)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
@@ -374,6 +377,16 @@ class Confirmer:
         finally:
             form.task = None
         self._plan_next(form, asked, settled, wait)
+
+    async def _put_on_record(self, form: ReturnedForm, asked: Confirmation | None) -> None:
+        """Let the ledger name what is confirmed, also where a query found it: its answer may never be heard here."""
+        record = form.record
+        if asked is None or asked.transaction_id is None or asked.on_record or record.state in OVER:
+            return
+        if asked.transaction_id not in (record.transaction_id, *record.candidate_ids):
+            found = FoundPending(at=self._clock.time(), transaction_id=asked.transaction_id)
+            form.record = await self._asks.write(record, found)
+        asked.on_record = asked.transaction_id in (form.record.transaction_id, *form.record.candidate_ids)
 
     def _plan_next(self, form: ReturnedForm, asked: Confirmation | None, settled: bool, wait: float) -> None:
         """Plan the request after one that was made; forget a form that needs none."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from payclient.errors import TransitionError
-from payclient.events import Conflicted, Event, Notified, Recovered, Returned
+from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log: Log = Log("payclient.tracker")
 
-_NAMED = (Returned.__name__, Notified.__name__)
+_NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 
 #: Seconds for which a process that begins looks back for forms that were paid after they had been given up.
 LOOK_BACK = 86_400.0
@@ -58,7 +58,9 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
         if change.attempt != record.attempt or (change.after.decided and change.before is not change.after):
             break
         if change.event in _NAMED:
-            named[json.loads(change.detail or "{}").get("transaction_id")] = None
+            transaction_id = json.loads(change.detail or "{}").get("transaction_id")
+            if transaction_id is not None or change.event != FoundPending.__name__:
+                named[transaction_id] = None
     return list(named)
 
 

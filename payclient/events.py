@@ -265,10 +265,13 @@ class Abandoned(Event):
     candidate_ids: tuple[int, ...] = ()
 
 
+@attrs.frozen(kw_only=True)
 class Withdrawn(Event):
     """The service took our withdrawal of a request that nobody answered."""
 
     evidence = Evidence.WITHDRAWN
+    #: The transaction ids that had been named to it: none of them may be paid.
+    candidate_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -348,7 +348,7 @@ def _overtaken(record: Record, event: Event) -> str | None:
             return "this was the end of an earlier request to give it back"
         case Reversed() if event.reversed_id not in (None, record.transaction_id):
             return "another transaction is paid in the place of the one that was given back"
-        case ProvenAbsent() | FoundCancelled() | Abandoned() if not record.state.decided:
+        case ProvenAbsent() | FoundCancelled() | Abandoned() | Withdrawn() if not record.state.decided:
             if record.transaction_id is None and not set(record.candidate_ids) <= set(event.candidate_ids):
                 return "a transaction was named meanwhile, and not queried"
     return None

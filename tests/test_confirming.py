@@ -16,6 +16,7 @@ import payclient
 from fake_ledgers import FailingLedger, HookedLedger, SharedLedger
 from fake_service import (
     FakeService,
+    Gate,
     alarms,
     answer,
     collected_by,
@@ -24,6 +25,7 @@ from fake_service import (
     form,
     held_by,
     hint,
+    lost_answer,
     outcome_of,
     pending_of,
     posted,
@@ -37,7 +39,7 @@ from fake_service import (
 from payclient.events import DecidedRefused, Evidence, FoundAccepted, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
-from payclient.profile import StatusProfile
+from payclient.profile import StatusProfile, UndoProfile
 from payclient.session import PaySession
 from payclient.tracking import leases
 from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS
@@ -534,6 +536,28 @@ async def test_a_push_that_nobody_answers_is_withdrawn(service: FakeService) -> 
         assert (await waiting).paid is False
         assert (await tracker.cancel(pending)).paid is False
     assert service.cancels == [{"id": 1000}]
+
+
+async def test_what_is_named_while_a_withdrawal_is_on_its_way_is_queried_first(service: FakeService) -> None:
+    """Only a query by its id can tell of it: of two transactions that a repeated POST had created it was paid."""
+    gate = Gate()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path == "/api/Cancel":
+            await gate()
+        return await service(request, before_send)
+
+    cancel = UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="clientId")
+    options: dict[str, Any] = {"profile": attrs.evolve(BLIND, cancel=cancel), "transport": slow}
+    async with selling(service, posted(1, lost_answer), **options) as (tracker, pending):
+        withdrawing = asyncio.create_task(tracker.cancel(pending))
+        await gate.there.wait()
+        service.sales[1000]["transactionStatus"] = "Approved"
+        service.status_scripts = [reset]
+        await tracker.notify(hint(1000))
+        gate.go.set()
+        assert (await withdrawing).paid is None
+        assert (await outcome_of(service, pending, 60)).paid is True
 
 
 @pytest.mark.parametrize("unanswered", [0, 1])

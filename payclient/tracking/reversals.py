@@ -46,7 +46,11 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
         return await _check(poller, record)
     if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=True):
         return await _check(poller, record)
-    return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
+    # Where only the ids that were named to it can be queried, their own queries decide.
+    looked = poller.policy.by_client_id or not poller.policy.can_query
+    candidate_ids = record.candidate_ids if looked else ()
+    withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
+    return Outcome.of(await poller.asks.write(record, withdrawn))
 
 
 def _is_ours(poller: Poller, record: Record) -> bool:

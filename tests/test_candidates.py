@@ -13,6 +13,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     Gate,
+    Held,
     Script,
     answer,
     answers,
@@ -25,8 +26,10 @@ from fake_service import (
     outcome_of,
     pending_of,
     posted,
+    record_in,
     refusal,
     refuses,
+    reset,
     sale,
     selling,
     tracking,
@@ -387,3 +390,32 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
         await tracker.notify(hint(777))
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+
+
+async def test_an_old_handle_takes_no_name_from_the_next_attempt(service: FakeService) -> None:
+    """It was made as the first attempt was being sent, and checked as nobody answered: the name is the second one's."""
+    first, second = Held(refuses(22)), Gate()
+
+    async def lost_later(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        service.execute(request)
+        await second()
+        raise ConnectionResetError
+
+    service.scripts = [first, lost_later]
+    async with tracking(service) as tracker:
+        sending = asyncio.create_task(tracker.sale(sale()))
+        await first.there.wait()
+        handle = await pending_of(tracker)
+        first.go.set()
+        await error_of(payclient.RefusedError, sending)
+        service.status_scripts = [reset] * 20
+        await handle.check()
+        again = asyncio.create_task(tracker.sale(sale()))
+        await second.there.wait()
+        receipt = await tracker.notify(hint())
+        second.go.set()
+        await again
+        assert receipt is Receipt.EARLY
+        record = await record_in(service.ledger)
+        assert (record.attempt, record.state, record.candidate_ids) == (2, State.UNKNOWN, (1000,))

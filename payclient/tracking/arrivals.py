@@ -32,7 +32,9 @@ class Arrivals:
     async def _find(self, client_transaction_id: str) -> tuple[Followed | None, Record | None]:
         """Return the attempt that a hint is for, and the open ask of it that is followed here."""
         ask = self._poller.asks.find(client_transaction_id)
-        if ask is not None and not ask.record.state.decided and not ask.elsewhere:
+        # One that is SENDING came from an old handle: its sender follows no ask.
+        is_stale = ask is None or ask.record.state is State.SENDING or ask.record.state.decided
+        if ask is not None and not is_stale and not ask.elsewhere:
             return ask, ask.record
         # A newer attempt than the one that is known here may be on its way.
         return None, await self._ledger.get(client_transaction_id)

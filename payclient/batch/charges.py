@@ -329,13 +329,11 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
-        is_refused = row.known is not None and row.known.state is State.REFUSED
-        if is_refused or (self._shares and self.stopped is not None):
+        if row.refused or (self._shares and self.stopped is not None):
             await self._read_again(row)  # it may have been found paid since, or sent by another process
-        key, known = row.request.client_transaction_id, row.known
-        sends = row.sends(retry_refused=self._retry_refused)
-        if known is not None and known.state is State.REFUSED and not sends:
-            return ChargeResult(request_key=key, outcome=known.outcome)
+        key, sends = row.request.client_transaction_id, row.sends(retry_refused=self._retry_refused)
+        if row.refused and not sends:
+            return ChargeResult(request_key=key, outcome=row.refused.outcome)
         if sends and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
@@ -345,7 +343,7 @@ class Charges(AsyncIterator[ChargeResult]):
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
             # After a first try the row has an attempt in the ledger, which `known` does not have.
-            is_new = known is None and row.tries == 0
+            is_new = row.known is None and row.tries == 0
             pending = await self._attempts.charge(row.request, row.purchase, is_new=is_new)
         except Exception as error:
             again = self._retries.again(row, error, token, made_at)

@@ -96,10 +96,15 @@ class LaneRow:
     #: When its customer was first found busy with a sale that is not ours.
     busy_since: float | None = None
 
+    @property
+    def refused(self) -> PendingSale | None:
+        """The sale that the ledger had, where it was refused."""
+        return self.known if self.known is not None and self.known.state is State.REFUSED else None
+
     def sends(self, *, retry_refused: bool) -> bool:
         """Return whether the row may send, as far as is known; otherwise its answer is in the ledger."""
-        known = self.known
-        return known is None or (known.state is State.REFUSED and (retry_refused or passes(*known.refusal)))
+        known = self.refused
+        return self.known is None or (known is not None and (retry_refused or passes(*known.refusal)))
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)

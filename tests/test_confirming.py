@@ -560,6 +560,25 @@ async def test_what_is_named_while_a_withdrawal_is_on_its_way_is_queried_first(s
         assert (await outcome_of(service, pending, 60)).paid is True
 
 
+async def test_a_withdrawal_goes_on_when_its_caller_is_cancelled(service: FakeService) -> None:
+    """As a web framework does it: where no status can be queried, nothing but the answer tells of it."""
+    gate = Gate()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path == "/api/Cancel":
+            await gate()
+        return await service(request, before_send)
+
+    profile = attrs.evolve(PROFILE, status=None, confirm=None)
+    async with selling(service, profile=profile, transport=slow) as (tracker, pending):
+        withdrawing = asyncio.create_task(tracker.cancel(pending))
+        await gate.there.wait()
+        withdrawing.cancel()
+        await error_of(asyncio.CancelledError, withdrawing)
+        gate.go.set()
+        assert (await outcome_of(service, pending, 60)).paid is False
+
+
 @pytest.mark.parametrize("unanswered", [0, 1])
 @pytest.mark.parametrize("state", ["Approved", "Pending"])
 async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
@@ -663,6 +682,23 @@ async def test_a_payment_that_a_query_found_is_on_record_before_it_is_confirmed(
     assert (record.state, record.candidate_ids, record.notified_at) == (State.PENDING, (5001,), None)
     async with tracking(service, service.ledger, PROFILE):
         await until(service, lambda: service.confirms[5001] > tries, 2)
+
+
+async def test_what_only_a_browser_brought_is_no_word_of_the_service(service: FakeService) -> None:
+    """Forged, while the ledger failed, to a form whose links nobody has: it is named later, and moves nothing."""
+    failing: set[str] = set()
+    service.scripts = [lost_answer]
+    service.status_scripts = [reset] * 100
+    async with tracking(service, FailingLedger(lambda name: name in failing), PROFILE) as tracker:
+        await error_of(payclient.OutcomeUnknownError, tracker.prepare(form(), purchase="cart-1"))
+        service.confirm_scripts = [reset] * 100
+        failing.add("apply")
+        await error_of(payclient.LedgerUnavailableError, passing(service, tracker.returned(back(5001))))
+        failing.clear()
+        await service.clock.advance(60)
+        record = await service.ledger.get("form-1")
+    assert record is not None
+    assert (record.state, record.candidate_ids) == (State.UNKNOWN, (5001,))
 
 
 async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: FakeService) -> None:

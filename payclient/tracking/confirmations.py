@@ -142,7 +142,8 @@ class ReturnedForm(Scheduled):
             due = now if found is None else max(now, self.rested_at)
             if found is None and not self.open():
                 self.tried_at = NEVER
-            found = Confirmation(transaction_id, open=True, begun=now, due=due)
+            on_record = found is not None and found.on_record
+            found = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
             self.confirmations[transaction_id] = found
         return found
 
@@ -379,13 +380,20 @@ class Confirmer:
         self._plan_next(form, asked, settled, wait)
 
     async def _put_on_record(self, form: ReturnedForm, asked: Confirmation | None) -> None:
-        """Let the ledger name what is confirmed, also where a query found it: its answer may never be heard here."""
+        """Name in the ledger what is confirmed, where a query found it or the ledger failed as the browser came back.
+
+        Without it nobody would go on after a crash: the confirmation may be carried out and its answer lost.
+        """
         record = form.record
         if asked is None or asked.transaction_id is None or asked.on_record or record.state in OVER:
             return
+        if asked.transaction_id in form.writing:
+            return  # as the browser came back: it is being written
         if asked.transaction_id not in (record.transaction_id, *record.candidate_ids):
-            found = FoundPending(at=self._clock.time(), transaction_id=asked.transaction_id)
-            form.record = await self._asks.write(record, found)
+            # What a browser brought may be forged: only what a query found is the service's word.
+            named = FoundPending if asked.transaction_id in form.found else Returned
+            event = named(at=self._clock.time(), transaction_id=asked.transaction_id)
+            form.record = await self._asks.write(record, event)
         asked.on_record = asked.transaction_id in (form.record.transaction_id, *form.record.candidate_ids)
 
     def _plan_next(self, form: ReturnedForm, asked: Confirmation | None, settled: bool, wait: float) -> None:

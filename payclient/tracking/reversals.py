@@ -36,6 +36,11 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
         )
     if record.state.decided or record.state in (State.SENDING, State.REVERSING):
         return Outcome.of(record)
+    words = "the tracker was closed before the withdrawal was on record; query its status"
+    return await poller.finish(_withdraw(poller, record), record.client_transaction_id, words)
+
+
+async def _withdraw(poller: Poller, record: Record) -> Outcome:
     cancel = poller.session.profile.cancel
     try:
         if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
@@ -91,11 +96,14 @@ async def _check(poller: Poller, record: Record) -> Outcome:
 
 
 async def _check_anew(poller: Poller, record: Record) -> Outcome:
-    """Query what is still called paid, and later again until there is an answer; one from before says nothing."""
+    """Query a payment whose reversal was refused, and go on in the background until the service has answered.
+
+    An answer to an earlier query is not used: it may be older than the reversal.
+    """
     ask = poller.asks.find(record.client_transaction_id)
     if ask is not None:
         if ask.task is not None:
-            await asyncio.wait([ask.task])  # its answer may be from before
+            await asyncio.wait([ask.task])
         earliest = ask.queried_at + poller.policy.least_gap
         await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
     outcome = await poller.check(record)
@@ -128,7 +136,8 @@ async def _reverse(
     poller: Poller, record: Record, transaction_id: int | None, client_transaction_id: str | None
 ) -> Outcome:
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
-    await poller.session.ensure_token()  # where there is none, nothing is sent, which costs no permit
+    # Before the permit: without a token nothing can be sent.
+    await poller.session.ensure_token()
     total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
     # Counted twice: a request that is late on its way is executed by then.
     permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * total)

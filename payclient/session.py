@@ -283,7 +283,7 @@ class PaySession:
         await self._send_in_time("reverse", request, partial(wire.decode_undone, operation="reverse"))
 
     async def ensure_token(self) -> None:
-        """Call the token's callable where there is no token yet; the next request is signed with what it gave.
+        """Fetch a token for the next request, unless there is one already.
 
         Raises what the callable raises, `NotSentError` where it gives nothing in time, `ConfigurationError`.
         """

@@ -142,7 +142,8 @@ def check(operation: str, body: Mapping[str, Any], settings: Settings) -> None:
     store, phone, least = body.get("storeId"), body.get("phoneNumber"), settings.least_amount
     if least is not None and body.get("amount", least) < least:
         raise RefusalError(107, 107, values=(f"{least // 100},{least % 100:02}",))
-    if operation == "sale" and phone and not re.fullmatch(settings.phone_pattern or "(?s).*", phone):
+    pattern = settings.phone_pattern
+    if pattern and operation == "sale" and phone and not re.fullmatch(pattern, phone):
         raise RefusalError.of(120)
     if settings.stores is not None and store is not None and store not in settings.stores:
         raise RefusalError.of(100)

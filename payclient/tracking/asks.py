@@ -36,8 +36,8 @@ SLOT = 0.125
 #: Due before all that has a time.
 AT_ONCE = 0.0
 
-#: After which state another one begins a time that no wall clock shortens: what was found may be approved from now on,
-#: and what is being given back may be executed.
+#: The changes of state at which `begun` is set anew, from each state to others: a sale that was found may be approved
+#: from now on, and a reversal that was permitted may be executed from now on.
 _BEGIN_AFTER = {
     State.SENDING: (State.PENDING, State.EXPIRED),
     State.UNKNOWN: (State.PENDING, State.EXPIRED),

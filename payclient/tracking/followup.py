@@ -455,7 +455,7 @@ class Policy:
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
-        # What a person accepted is asked for once, now and then: our own id finds it whatever was named to it.
+        # A sale that a person accepted is queried by our own id: it may have forged candidates.
         is_sought = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
         candidate_id = ask.candidate() if is_sought else None
         if candidate_id is None:

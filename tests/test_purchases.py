@@ -259,6 +259,28 @@ async def test_an_expired_push_ends_without_a_status_source_too(service: FakeSer
         await tracker.sale(sale("second"), purchase="cart")
 
 
+async def test_an_answered_push_of_which_nothing_can_be_queried_holds_its_purchase(
+    service: FakeService,
+) -> None:
+    """Approved or rejected, the notification does not say: only a person can free the purchase, in any process."""
+    ledger = MemoryLedger()
+    for answered_before in (True, False):
+        identifier, cart = f"push-{answered_before}", f"cart-{answered_before}"
+        async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+            pending = await tracker.sale(sale(identifier), purchase=cart)
+            transaction_id = pending.transaction_id
+            await service.clock.advance(100 if answered_before else 302)
+            await tracker.notify(hint(transaction_id, identifier))
+            await service.clock.advance(400)
+            assert (await pending.wait()).paid is None
+        async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+            await service.clock.advance(400)
+            refused = await error_of(payclient.PurchaseOpenError, tracker.sale(sale("again"), purchase=cart))
+            assert refused.pending.client_transaction_id == identifier
+            await tracker.resolve(identifier, as_="cancelled", actor="ana", reason="seen in the portal")
+            await tracker.sale(sale(f"again-{answered_before}"), purchase=cart)
+
+
 @pytest.mark.parametrize("options", [{}, {"profile": payclient.DOCUMENT}], ids=["queried", "not queried"])
 async def test_a_process_whose_clock_is_ahead_does_not_free_what_can_still_be_approved(
     service: FakeService, options: dict[str, Any]

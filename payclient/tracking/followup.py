@@ -349,7 +349,8 @@ class Policy:
         if not is_presumed(ask.record) or now < self._surely_ended(ask):
             return False
         if not self.can_query:
-            return ask.exhausted
+            # One that was notified has been answered by its customer, and nobody can say how: a person has to.
+            return ask.exhausted and ask.record.notified_at is None
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, now)
 
@@ -399,7 +400,9 @@ class Policy:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
-            is_unwritten = ask.record.state is State.PENDING or is_presumed(ask.record)
+            is_unwritten = ask.record.state is State.PENDING or (
+                is_presumed(ask.record) and ask.record.notified_at is None
+            )
             return now + 10 * self.scale if is_unwritten else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if is_presumed(ask.record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import payclient
 from payclient import PrepareRequest, SaleRequest
 from payclient.simulator import Simulator
+from test_ledger import url_of
 
 SALE: dict[str, Any] = {
     "phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-17",
@@ -80,3 +82,18 @@ async def test_a_request_of_another_type_is_refused_before_anything() -> None:
             TypeError, match=r'^fault must be a Fault, such as Fault\("reset"\); str was given$'
         ):
             service.fail_next("reset")  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+@pytest.mark.parametrize("identifier", ["order\0", "order\ud800", "x" * 5000])
+async def test_what_no_ask_can_be_called_is_not_there(
+    kind: str, identifier: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """As `/orders/%00` brings it: the ledger is not called unavailable, and no purchase unpaid."""
+    url = await url_of(kind, request, tmp_path)
+    async with payclient.open_tracker(ADDRESS, "token", ledger=url) as tracker:
+        assert await tracker.find(identifier) is None
+        assert await tracker.history(identifier) == []
+        for key in (identifier, "order ", 17):
+            with pytest.raises(payclient.InvalidRequestError, match=r"^purchase: must "):
+                await tracker.purchase(key)  # type: ignore[arg-type]  # that is the test

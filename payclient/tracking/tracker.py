@@ -27,10 +27,10 @@ from payclient.tracking.forms import Forms, KeptLinks, PaymentForm
 from payclient.tracking.health import Health, look
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
-from payclient.tracking.purchases import Purchase, held_until
+from payclient.tracking.purchases import Purchase, check_purchase, held_until
 from payclient.tracking.recovery import LOOK_BACK, take_over
 from payclient.tracking.reversals import reverse, withdraw
-from payclient.validation import check_type
+from payclient.validation import check_type, text_fault
 
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
@@ -250,14 +250,19 @@ class Tracker:
         return await self._forms.live(key, make_request, margin)
 
     async def purchase(self, key: str) -> Purchase:
-        """Return what is known of a purchase: whether it is paid, how much was collected, and all of its asks."""
+        """Return what is known of a purchase: whether it is paid, how much was collected, and all of its asks.
+
+        Raises `InvalidRequestError` for what no purchase can be called: another key that looks the same may be paid.
+        """
         self._poller.asks.check_open()
+        check_purchase(key)
         records = await self._ledger.asks(key)
         return Purchase.of(key, records, held_until=held_until(self._poller, key, records))
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""
-        check_type("client_transaction_id", client_transaction_id, str)
+        if not _may_be_known(client_transaction_id):
+            return None
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
         return None if record is None else self._poller.handle(record)
 
@@ -277,7 +282,9 @@ class Tracker:
 
         Raises `LedgerUnavailableError`.
         """
-        return await self._ledger.history(client_transaction_id)
+        return (
+            await self._ledger.history(client_transaction_id) if _may_be_known(client_transaction_id) else []
+        )
 
     async def resolve(
         self, client_transaction_id: str, *, as_: DecidedAs, actor: str, reason: str
@@ -334,3 +341,12 @@ class Tracker:
                 "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
                 "by `payclient ledger moved`"
             )
+
+
+def _may_be_known(client_transaction_id: str) -> bool:
+    """Return whether a ledger can have this id. One with NUL, as a web address may bring it, PostgreSQL does not read.
+
+    Raises `TypeError` for what is not a text.
+    """
+    check_type("client_transaction_id", client_transaction_id, str)
+    return text_fault(client_transaction_id) is None

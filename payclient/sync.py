@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 import payclient
 from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
 from payclient.clock import Clock, cancel_all
-from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
+from payclient.errors import OutcomeUnknownError, PurchaseOpenError, TrackerClosedError, UsageError
 from payclient.logs import Log
 
 __all__ = [
@@ -47,10 +47,12 @@ class _LoopThread:
     """The one thread of a process that runs an event loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the handler of a signal may call while the call that it interrupts holds it.
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._ending = self._ended = False
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._ending = self._ended = self._gave_up = False
         self.trackers: set[Tracker] = set()
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
@@ -64,23 +66,30 @@ class _LoopThread:
         with self._lock:
             if self._ending:
                 raise TrackerClosedError("the program is ending: its trackers are closed")
-            if self._loop is None:
-                self._loop = self._start()
-            future = asyncio.run_coroutine_threadsafe(work(*args, **options), self._loop)
+            loop = self._loop or self._start()
+            future = asyncio.run_coroutine_threadsafe(work(*args, **options), loop)
+            self._waiting.add(future)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
+            if self._gave_up:
+                words = "the program ended first; the ledger knows what may exist"
+                raise OutcomeUnknownError(words) from None
             raise TrackerClosedError("the tracker was closed while this was waiting") from None
+        finally:
+            self._waiting.discard(future)
 
     def _start(self) -> asyncio.AbstractEventLoop:
         # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
         threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
         loop = asyncio.new_event_loop()
         # CPython 3.12.0 starts no thread at the end of a program, and a ledger closes by one: here it is already.
-        loop.run_in_executor(None, int)
-        self._thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
-        self._thread.start()
-        return loop
+        loop.call_soon(lambda: loop.run_in_executor(None, int))
+        thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
+        thread.start()
+        if self._loop is None:  # else the handler of a signal has started one meanwhile, and this one idles
+            self._loop, self._thread = loop, thread
+        return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._ended:
@@ -96,7 +105,12 @@ class _LoopThread:
             return
         try:
             asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
-        except TimeoutError:
+        except BaseException as error:
+            self._gave_up = True
+            for future in tuple(self._waiting):
+                future.cancel()  # else the thread that waits would never end, and the process with it
+            if not isinstance(error, TimeoutError):
+                raise  # Ctrl-C
             log("warning", "trackers_not_closed", "", "trackers did not close within %g s", _EXIT_PATIENCE)
         finally:
             self._ended = True

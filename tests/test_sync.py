@@ -521,6 +521,58 @@ def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp
     assert service.created_per_client_id == {"order-1": 1}
 
 
+def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(
+    service: SimulatorThread, tmp_path: Path
+) -> None:
+    """A request that ignores its cancellation holds the tracker up; nobody is told that nothing was created."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    text = """
+        import asyncio
+        sync._EXIT_PATIENCE = 0.5
+        logging.disable()
+        async def stuck(request, before_send):
+            await before_send()
+            sent.set()
+            while True:
+                try:
+                    await asyncio.sleep(100)
+                except asyncio.CancelledError:
+                    pass
+        sent = threading.Event()
+        tracker = opening(transport=stuck)
+        def charge():
+            try:
+                tracker.sale(sale("order-1"))
+            except payclient.PayError as error:
+                print(type(error).__name__)
+        threading.Thread(target=charge).start()
+        sent.wait()
+    """
+    assert ended(start(text, service.url, ledger)).split() == ["OutcomeUnknownError"]
+
+
+def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
+    """Also where it interrupts the start of the thread, or a call that is being handed to it."""
+    text = """
+        import asyncio
+        tracker = opening()
+        def interrupted(function):
+            def call(*arguments):
+                if not done:
+                    done.append(1)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return function(*arguments)
+            done = []
+            return call
+        signal.signal(signal.SIGTERM, lambda *_: print("handled", tracker.find("order-1")))
+        asyncio.new_event_loop = interrupted(asyncio.new_event_loop)
+        print(tracker.sale(sale("order-0")).wait().paid)
+        asyncio.run_coroutine_threadsafe = interrupted(asyncio.run_coroutine_threadsafe)
+        print(tracker.sale(sale("order-2", phone="0984000002")).wait().paid)
+    """
+    assert ended(start(text, service.url)).splitlines() == ["handled None", "True"] * 2
+
+
 def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path) -> None:
     """Whoever waits is interrupted at once; what was sent is recorded, and can be found."""
     silent.fail_next(Fault("latency", seconds=1.0, when="after"))

@@ -478,3 +478,30 @@ async def test_what_another_account_undoes_is_another_sale(service: Accounts, is
     service.decide("Aceptado")
     async with under(service, "token-1", UNDO) as tracker:
         assert (await outcome_of(service, await pending_of(tracker))).paid
+
+
+async def test_another_accounts_not_found_withdraws_no_twin(service: Accounts) -> None:
+    """The token is renewed right after the withdrawal, for another account: the twin of the push may be approved."""
+    tokens = iter(service.accounts)
+
+    async def token() -> str:
+        return next(tokens)
+
+    async def renewing(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        response = await service(request, before_send)
+        if request.path == "/api/Cancel":
+            shop = service.accounts.pop("token-1")
+            await asyncio.create_task(other.check())  # is answered 401
+            service.accounts["token-1"] = shop
+        return response
+
+    async with tracking(service, service.book, UNDO, transport=renewing, token=token) as tracker:
+        other = await tracker.sale(push("order-18"))
+        service.scripts = [posted(1, FakeService.take)]
+        pending = await tracker.sale(push())
+        service.decide("Cancelado", pending.transaction_id or 0)
+        service.decide("Aceptado", 1001)
+        undo = asyncio.create_task(tracker.cancel(pending))
+        await service.clock.advance(60)
+        assert (await undo).paid is None
+    assert (await ended(service, "token-1")).paid

@@ -77,7 +77,7 @@ async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool
     except Exception:  # of a token's callable anything
         return True  # not known: its own queries decide
     if report is None or report.state == "Cancelado":
-        return False
+        return not _is_ours(poller, record)  # the token may be renewed since
     ours = {None, record.transaction_id}
     return (or_paid and report.state == "Aceptado") or not {report.transaction_id, *report.others} <= ours
 

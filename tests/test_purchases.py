@@ -350,6 +350,30 @@ async def test_an_unknown_push_is_open(service: FakeService) -> None:
         await held_by(tracker, "cart")
 
 
+@pytest.mark.parametrize("state", ["Aceptado", "Pendiente", "Cancelado", None])
+async def test_a_refused_push_that_was_notified_is_queried_before_another_ask(
+    service: FakeService, state: str | None
+) -> None:
+    """Something in front repeated its request: what was refused may exist, and its process ended before it was answered."""
+    service.scripts = [refuses(22)]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.NotCreatedError, tracker.sale(sale(), purchase="cart"))
+        if state is not None:
+            service.add_sale(state=state)
+        service.status_scripts = [reset] * 10
+        await tracker.notify(hint())
+        await service.clock.advance(1)
+    service.status_scripts = []
+    async with tracking(service, ledger) as tracker:
+        if state == "Aceptado":
+            assert (await collected_by(tracker, "cart")).outcome.client_transaction_id == "order-17"
+        elif state == "Pendiente":
+            await error_of(payclient.CustomerBusyError, tracker.sale(sale("another"), purchase="cart"))
+        else:
+            await tracker.sale(sale("another"), purchase="cart")
+
+
 async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:
     """Whoever charges a refused id again need not say what it was for."""
     service.scripts = [refuses(22)]

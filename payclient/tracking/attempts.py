@@ -302,10 +302,20 @@ class Attempts:
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
     async def _check_purchase(self, attempt: Attempt, before: Record | None, purchase: str) -> None:
-        """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""
+        """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
+
+        A sale that was refused, and notified all the same, is queried first: it may be paid.
+        """
         asks = await self._ledger.asks(purchase)
         if asks and (holder := find_holder(self._poller, asks, self._record(attempt, before, purchase))):
             raise refusal_of(self._poller, holder)
+        newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
+        newest.pop(attempt.client_transaction_id, None)  # queried already, where it was refused
+        for refused in newest.values():
+            if refused.state is State.REFUSED and refused.notified_at is not None:
+                paid = await self.refusals.find_refused(refused)
+                if paid is not None:
+                    raise refusal_of(self._poller, paid)
 
     async def _check_unchanged(self, before: Record) -> None:
         """Raise where the refused attempt was notified since it was looked at: it may exist."""

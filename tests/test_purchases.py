@@ -354,7 +354,7 @@ async def test_an_unknown_push_is_open(service: FakeService) -> None:
 async def test_a_refused_push_that_was_notified_is_queried_before_another_ask(
     service: FakeService, state: str | None
 ) -> None:
-    """Something in front repeated its request: what was refused may exist, and its process ended before it was answered."""
+    """A proxy repeated its request: what was refused may exist, and its process ended before it was answered."""
     service.scripts = [refuses(22)]
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import FakeService, form, hint, outcome_of, pending_of, sale, tracking
+from fake_service import FakeService, form, hint, lost_answer, outcome_of, pending_of, sale, selling, tracking
 from payclient.events import Event
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -83,6 +83,18 @@ async def test_a_form_is_confirmed_whose_customer_hung_up(comes: str) -> None:
         # The customer loads the page again.
         assert (await tracker.returned(query)).paid is True
         assert service.confirms == {5001: 1}
+
+
+async def test_a_decision_whose_decider_hung_up_ends_the_waits() -> None:
+    """It stands in the ledger: who waits is told, and nobody is shown that it is unknown."""
+    service, ledger = FakeService(), SlowLedger()
+    async with selling(service, lost_answer, ledger=ledger, profile=BLIND) as (tracker, pending):
+        waiting = asyncio.ensure_future(pending.wait())
+        await service.clock.advance(3)
+        await hang_up(ledger, tracker.resolve("order-17", as_="accepted", actor="Ana", reason="portal"))
+        await service.clock.advance(1)
+        assert (await pending_of(tracker)).outcome.paid is True
+        assert (await waiting).paid is True
 
 
 async def test_a_closing_tracker_says_what_becomes_of_a_hint() -> None:

@@ -315,6 +315,10 @@ class Tracker:
         if fault is not None:
             raise TransitionError(fault, client_transaction_id=client_transaction_id)
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
+        words = "the tracker was closed before the decision was on record; look at its history"
+        return await self._poller.finish(self._decide(record, decision), client_transaction_id, words)
+
+    async def _decide(self, record: Record, decision: Decision) -> Outcome:
         record = await self._ledger.apply(record, decision)
         self._poller.asks.note_written(record)
         return Outcome.of(record)

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -292,6 +293,19 @@ async def test_a_batch_whose_tasks_are_cancelled_by_others_ends(service: FakeSer
         again = await run(service, tracker, rows(3))
         assert [each.paid for each in again.values()] == [True] * 3
     assert set(service.posted.values()) == {1}
+
+
+async def test_a_batch_whose_ledger_breaks_its_word_ends(service: FakeService) -> None:
+    """A ledger of the user's own raises what no ledger may, while a refused row waits for its customer's first one."""
+    ledger, both = MemoryLedger(), rows(2, customers=1)
+    service.scripts = [refuses(100)]
+    await charged(service, both[1:], ledger)
+    async with tracking(service, ledger) as tracker, payclient.charge_all(tracker, both, wait=0) as charges:
+        assert (await anext(charges)).request_key == "row-0"
+        ledger.get_many = AsyncMock(side_effect=RuntimeError("broken"))  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="broken"):
+            async with asyncio.timeout(5):
+                await anext(charges)
 
 
 async def test_pending_counts_who_is_waited_for(service: FakeService) -> None:
@@ -768,6 +782,15 @@ async def test_five_in_a_row_stop_the_sending(
     errors = [result.error for result in results.values() if result.error is not None]
     assert (len(results), len(service.posted), len(errors)) == (20, posted, failed)
     assert all(isinstance(error, payclient.NotSentError) for error in errors)
+
+
+async def test_unknown_outcomes_with_a_refusal_between_them_stop_no_batch(service: FakeService) -> None:
+    """The service answers: they are not in a row."""
+    service.scripts = [*[lost_answer] * 4, refuses(100), *[lost_answer] * 4]
+    results = await charged(service, rows(12), wait=0, max_in_flight=1, each_second=silent)
+    errors = [result.error for result in results.values() if result.error is not None]
+    assert [type(error) for error in errors] == [payclient.RefusedError]
+    assert len(service.posted) == 11
 
 
 async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) -> None:

@@ -152,12 +152,17 @@ class Charges(AsyncIterator[ChargeResult]):
         task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Forget a task that has ended. One that somebody else cancelled took its row along: end the batch."""
+        """Forget a task that has ended. One that failed or that others cancelled took its row along: end the batch."""
         self._tasks.discard(task)
-        if self._exited or not task.cancelled():
+        if self._exited:
             return
-        words = "a task of the batch was cancelled by its process; run the batch again to go on"
-        self._fail(UsageError(words), "a task of the batch was cancelled")
+        if task.cancelled():
+            words = "a task of the batch was cancelled by its process; run the batch again to go on"
+            self._fail(UsageError(words), "a task of the batch was cancelled")
+        elif isinstance(error := task.exception(), Exception):
+            self._fail(error, "a task of the batch failed")
+        else:
+            return
         while not self._results.empty():
             self._results.get_nowait()
         self._results.put_nowait(None)

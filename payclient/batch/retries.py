@@ -8,7 +8,13 @@ import attrs
 
 from payclient.batch.lanes import LaneRow
 from payclient.clock import Clock
-from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
+from payclient.errors import (
+    CustomerBusyError,
+    NotSentError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.tracking.outcomes import PendingSale
@@ -95,6 +101,8 @@ class RetryPolicy:
                 self._stop(f"{NOT_SENT_IN_A_ROW} charges in a row did not reach the service ({error})")
             return None
         self._not_sent_in_a_row = 0
+        if isinstance(error, RefusedError):  # the service answers
+            self._unknown_in_a_row = 0
         if isinstance(error, CustomerBusyError):
             # The customer's other sale will end.
             now = self._clock.monotonic()

@@ -1,5 +1,6 @@
 """`payclient charge`, `sale`, `prepare` and `status`: outcomes, exit codes and signals, against a simulated service."""
 
+import asyncio
 import json
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import payclient
 from cli_runs import (
     ROOT,
     TOKEN,
@@ -18,6 +20,7 @@ from cli_runs import (
     Service,
     charge_arguments,
     check_truth,
+    crowd,
     read_report,
     rows_of,
     start,
@@ -25,7 +28,9 @@ from cli_runs import (
     write_csv,
     write_jsonl,
 )
+from payclient import sync
 from payclient.cli import main
+from payclient.simulator import Fault
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -263,6 +268,38 @@ def test_a_report_is_true_whenever_a_resumed_run_is_killed(silent: Service, tmp_
     assert all(lines[key]["paid"] != "true" for key in lines.keys() & unsent)
     check_truth({key: lines[key] for key in lines.keys() - unsent}, silent.truth("again-"))
     assert silent.counts()["duplicates"] == {}
+
+
+def test_a_refused_row_that_waits_for_its_customer_is_not_unpaid(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Refused as busy, found pending by the next run, and left by Ctrl-C twice: the customer may still approve it."""
+    (row,), ledger = rows_of("found", 1), f"sqlite:{tmp_path / 'ledger.db'}"
+    file, report = write_csv(tmp_path / "charges.csv", [row]), tmp_path / "report.csv"
+    request = payclient.SaleRequest(**row)
+
+    async def sell(service: Service) -> None:
+        async with payclient.PaySession(service.url, TOKEN, profile=str(service.profile)) as session:
+            await session.sale(request)
+
+    with crowd(tmp_path_factory, "ignore=1", window=300) as service:
+        assert service.simulator is not None
+        service.simulator.fail_next(Fault("refuse", error_code=2061))
+        with (
+            sync.open_tracker(service.url, TOKEN, ledger=ledger, profile=str(service.profile)) as tracker,
+            pytest.raises(payclient.CustomerBusyError),
+        ):
+            tracker.sale(request)
+        asyncio.run(sell(service))
+        with start(charge_arguments(service, file, "--report", str(report))) as process:
+            assert process.stderr is not None
+            for word in ("the customer may approve it", "interrupted"):
+                while word not in process.stderr.readline():
+                    assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    line = read_report(report)["found-0"]
+    assert (line["state"], line["paid"], process.returncode) == ("", "", 130)
 
 
 # --- sale, prepare, status

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import attrs
 
 from payclient.batch import ChargeRow, charge_all
+from payclient.batch.lanes import LaneRow
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
@@ -139,7 +140,10 @@ class Run:
             chunk = {row.request.client_transaction_id: row for row in self._rows[begin : begin + CHUNK]}
             known = await tracker.attempts.find([*chunk])
             for key, row in chunk.items():
-                yield self.lines.get(key), _ledger_line(tracker, row, known.get(key))
+                line = _ledger_line(
+                    tracker, row, known.get(key), retry_refused=self._limits.retry == "refused"
+                )
+                yield self.lines.get(key), line
 
     async def _read_ledger(self, tracker: Tracker) -> None:
         """Count the rows by the ledger: those without a result, and those that changed after theirs.
@@ -260,9 +264,12 @@ class Run:
             self.progress.note("waiting", words, pending=now.pending, until=iso(now.expires_at))
 
 
-def _ledger_line(tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
+def _ledger_line(
+    tracker: Tracker, row: ChargeRow, pending: PendingSale | None, *, retry_refused: bool
+) -> Line:
     """Return the line of a row by what the ledger has under its id."""
-    if pending is None:
+    # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
+    if pending is None or LaneRow(row.request, row.purchase, pending).sends(retry_refused=retry_refused):
         return line_of(row, None)
     if tracker.attempts.is_same(row.request, row.purchase, pending):
         return line_of(row, pending.outcome)

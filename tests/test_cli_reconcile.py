@@ -57,6 +57,7 @@ BACK, AGAIN = entry(-1150, line=3), entry(line=3)
         (State.ACCEPTED, [entry(1149)], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(currency="EUR")], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), AGAIN], Class.AMOUNTS_DIFFER),
+        (State.ACCEPTED, [entry(is_doubted=True)], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), BACK], Class.GIVEN_BACK),
         (State.ACCEPTED, [BACK], Class.GIVEN_BACK),
         (State.ACCEPTED, [entry(), entry(-150, line=3)], Class.GIVEN_BACK),

@@ -51,7 +51,7 @@ class Class(StrEnum):
     ONLY_HERE = "only here"
     #: Paid there; the ledger has no such attempt.
     ONLY_THERE = "only there"
-    #: Paid here and there, with different amounts or currencies.
+    #: Paid here and there, with different amounts or currencies, or beside a line in a state that is not read.
     AMOUNTS_DIFFER = "amounts differ"
     #: Paid there; the ledger has the attempt, and does not call it paid.
     PAID_THERE = "paid there, not known here"
@@ -165,7 +165,8 @@ def _classify(record: Record, entries: Sequence[Entry]) -> Class:
         return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
     if not paid:
         return Class.PAID_THERE
-    return Class.AGREED if there == record.amount else Class.AMOUNTS_DIFFER
+    is_doubted = any(entry.is_doubted for entry in entries)  # it may have been given back
+    return Class.AGREED if there == record.amount and not is_doubted else Class.AMOUNTS_DIFFER
 
 
 # --- The command

@@ -745,6 +745,15 @@ async def test_one_rate_of_queries(url: str, ledger: PostgresLedger) -> None:
         assert await ledger.reserve(30.0) == pytest.approx(600, abs=5)
 
 
+async def test_a_server_whose_clock_is_set_back_holds_up_queries_for_minutes(
+    postgres: PostgresServer, database: str, ledger: PostgresLedger
+) -> None:
+    """Not until its clock is again where it was, for which all processes would query nothing."""
+    tomorrow = "UPDATE payclient.meta SET next_query_at = clock_timestamp() + interval '1 day'"
+    await postgres.execute(database, tomorrow)
+    assert await ledger.reserve(1.0) == pytest.approx(160, abs=5)
+
+
 class LosingConnection(AsyncMock):
     """A connection of a listener, which is lost when the test says so."""
 

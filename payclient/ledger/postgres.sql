@@ -622,10 +622,12 @@ UPDATE payclient.open_attempts SET holder = 0, due = CASE
     WHEN due <= clock_timestamp() + make_interval(secs => $2) THEN clock_timestamp() ELSE due END
 WHERE holder = $1
 
--- Seconds until the first of so many queries, each of which takes so many seconds of the rate.
+-- Seconds until a query, which takes so many seconds of the rate. A hundred processes and the longest pause come before
+-- it at most: what lies further off was written before the server's clock was set back.
 -- name: reserve
 UPDATE payclient.meta
-SET next_query_at = greatest(next_query_at, clock_timestamp()) + make_interval(secs => $1)
+SET next_query_at = least(greatest(next_query_at, clock_timestamp()),
+    clock_timestamp() + make_interval(secs => 60 + 100 * $1)) + make_interval(secs => $1)
 RETURNING greatest(
     extract(epoch FROM next_query_at - make_interval(secs => $1) - clock_timestamp()), 0)::float8
 

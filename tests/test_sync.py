@@ -349,6 +349,22 @@ def test_an_exit_in_a_callback_ends_no_thread(service: SimulatorThread) -> None:
         assert tracker.sale(sale("order-1")).wait().paid is True
 
 
+def test_a_sale_is_followed_whose_hook_exits(service: SimulatorThread) -> None:
+    """Its caller leaves, and the process goes on."""
+
+    def leave(exchange: payclient.session.Exchange) -> None:
+        if exchange.operation == "sale":
+            sys.exit(3)
+
+    with opening(service.url, on_exchange=leave) as tracker:
+        with pytest.raises(SystemExit):
+            tracker.sale(sale("order-1"))
+        pending = tracker.find("order-1")
+        assert pending is not None
+        assert pending.wait(60).paid is True
+    assert service.created_per_client_id == {"order-1": 1}
+
+
 # --- Batches
 
 

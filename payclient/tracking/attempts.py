@@ -232,8 +232,8 @@ class Attempts:
             if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
-        except asyncio.CancelledError:
-            # Only a tracker that closes cancels the send of a sale.
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None:
                 event = self._closed(attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))

@@ -42,6 +42,8 @@ _S = TypeVar("_S")
 #: Seconds at the end of the process after which trackers are left as a crash would leave them.
 _EXIT_PATIENCE = 60.0
 
+_ENDING = "the program is ending: its trackers are closed"
+
 
 class _LoopThread:
     """The one thread of a process that runs an event loop."""
@@ -65,7 +67,7 @@ class _LoopThread:
             )
         with self._lock:
             if self._ending:
-                raise TrackerClosedError("the program is ending: its trackers are closed")
+                raise TrackerClosedError(_ENDING)
             loop = self._loop or self._start()
             future = asyncio.run_coroutine_threadsafe(work(*args, **options), loop)
             self._waiting.add(future)
@@ -81,7 +83,10 @@ class _LoopThread:
 
     def _start(self) -> asyncio.AbstractEventLoop:
         # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
-        threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
+        try:
+            threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
+        except RuntimeError:  # a first call in `atexit`
+            raise TrackerClosedError(_ENDING) from None
         loop = asyncio.new_event_loop()
         # CPython 3.12.0 starts no thread at the end of a program, and a ledger closes by one: here it is already.
         loop.call_soon(lambda: loop.run_in_executor(None, int))
@@ -207,7 +212,8 @@ class Tracker:
     def close(self) -> None:
         """Close the tracker as `payclient.Tracker.aclose` does, and its ledger. A fork leaves its parent's open."""
         if self._process in (None, os.getpid()):
-            self._run(self._aclose)
+            with suppress(TrackerClosedError):  # the end of the program closes it
+                self._run(self._aclose)
 
     sale: Final = _giving(lambda self, sale: PendingSale(self, sale), payclient.Tracker.sale)
     find: Final = _giving(

@@ -567,6 +567,31 @@ def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(
     assert ended(start(text, service.url, ledger)).split() == ["OutcomeUnknownError"]
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_closing_again_at_the_end_of_a_program_is_no_error(service: SimulatorThread, is_used: bool) -> None:
+    """By `atexit`, and by a thread that leaves its `with` after the main one."""
+    text = f"""
+        import atexit
+        tracker = opening()
+        atexit.register(tracker.close)
+        def work():
+            with tracker:
+                opened.set()
+                threading.main_thread().join()
+        opened = threading.Event()
+        if {is_used}:
+            threading.Thread(target=work).start()
+            opened.wait()
+        def late():
+            try:
+                tracker.find("order-1")
+            except payclient.TrackerClosedError:
+                print("closed")
+        atexit.register(late)
+    """
+    assert ended(start(text, service.url)) == "closed\n"
+
+
 def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
     """Also where it interrupts the start of the thread, or a call that is being handed to it."""
     text = """

@@ -628,7 +628,7 @@ def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
-    """Typed cells of LibreOffice; a cell that shows an error refuses the file."""
+    """Typed cells of LibreOffice; a cell that shows an error, or is merged with one below, refuses the file."""
     cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'
     header = "".join(cell.format("string", "", name) for name in SHEET[:3])
     row = cell.format("string", "", "k") + cell.format("string", "", "0984111222")
@@ -636,7 +636,8 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     error = cell.format("string", 'calcext:value-type="error"', "#REF!")
     names = "urn:oasis:names:tc:opendocument:xmlns"
     spaces = " ".join(f'xmlns:{name}="{names}:{name}:1.0"' for name in ("office", "table", "text"))
-    for name, last in (("good.ods", amount), ("bad.ods", error)):
+    merged = cell.format("float", 'office:value="12.5" table:number-rows-spanned="2"', "12,50")
+    for name, last in (("good.ods", amount), ("bad.ods", error), ("merged.ods", merged)):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("META-INF/manifest.xml", "<manifest/>")
             archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
@@ -648,8 +649,26 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
                 "</office:spreadsheet></office:body></office:document-content>",
             )
     assert the_request(read_file(tmp_path / "good.ods", TYPED)).amount == 1250
-    with pytest.raises(InvalidRequestError, match="cells that show an error"):
-        read_file(tmp_path / "bad.ods", TYPED)
+    for name, said in (("bad.ods", "show an error"), ("merged.ods", "are merged across rows")):
+        with pytest.raises(InvalidRequestError, match=f"cells that {said}"):
+            read_file(tmp_path / name, TYPED)
+
+
+def test_a_merged_cell_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """Three rows of one order would be three purchases. A title, an unread column and empty rows are left alone."""
+    rows = [[f"n-{n}", f"098700003{n}", 25.5, None if n else "order-7"] for n in range(3)]
+    names = ["clave", "telefono", "valor", "purchase", "casa"]
+    path = sheet(tmp_path / "cobros.xlsx", ["Cobros de noviembre"], [], names, *rows)
+    book = openpyxl.load_workbook(path)
+    for cells in ("A1:E2", "D4:D6", "E4:E6", "A8:A9", "B8:B9"):
+        book.active.merge_cells(cells)
+    book.save(path)
+    file = read_file(path, FOUND, profile=PAYPHONE)
+    assert [row.purchase for row in file.rows if row.request] == ["order-7"]
+    assert errors_of(file) == [
+        f"line {line}, purchase: is merged with the cell above: write the value into each row"
+        for line in (5, 6)
+    ]
 
 
 def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import attrs
-from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.rows.cells import CellError
@@ -37,6 +37,9 @@ _FOREIGN = re.compile(
     rb"[\x81\x8D\x8F\x90\x9D]"
     rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
 )
+
+#: The sign of a cell of an .ods file that spans several rows.
+_SPANNED = re.compile(rb'number-rows-spanned="(?!1")')
 
 _NAMES = {
     ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
@@ -210,6 +213,7 @@ def _read_sheet(path: Path, form: Layout) -> Records:
     while header and not header[-1].strip():
         header.pop()
     names = tuple(header)
+    _mark_merged(rows, begin, sheets[sheet])
     for (line, place), broken in _broken_cells(path, sheet).items():
         rows[line - 1][place - 1] = broken
     records: list[FileRecord] = []
@@ -242,12 +246,26 @@ def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], told: 
     return sheet
 
 
+def _mark_merged(rows: Sequence[list[Any]], header: int, sheet: CalamineSheet) -> None:
+    """Put an error into each cell below the header that is merged with one above, in rows that have other cells.
+
+    It shows the value of the cell above, and holds none.
+    """
+    for (first, place), (last, _) in sheet.merged_cell_ranges or ():
+        for cells in rows[max(first, header) + 1 : last + 1]:
+            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
+                cells[place] = CellError("is merged with the cell above: write the value into each row")
+
+
 def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
     """Return the cells that hold an error, or a formula without its value: calamine reads both as empty."""
     with zipfile.ZipFile(path) as archive:
         if "content.xml" in archive.namelist():  # .ods
-            if b'calcext:value-type="error"' in archive.read("content.xml"):
+            content = archive.read("content.xml")
+            if b'calcext:value-type="error"' in content:
                 raise InvalidRequestError(f"{path.name}: has cells that show an error: correct them")
+            if _SPANNED.search(content):
+                raise InvalidRequestError(f"{path.name}: has cells that are merged across rows: split them")
             return {}
         raw = _sheet_xml(archive, sheet)
     if b"<f" not in raw and b't="e"' not in raw and b":f" not in raw:

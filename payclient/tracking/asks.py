@@ -230,7 +230,7 @@ class OpenAsks:
     async def apply(self, ask: Followed, event: Event) -> bool:
         """Write an event, end the waits of a decided ask, and return whether the ledger took the event.
 
-        After a failure the ask is queried again.
+        An event that the ledger did not take counts for nothing, so the ask is queried again.
         """
         try:
             return await self._apply_to_newest(ask, event)
@@ -240,7 +240,6 @@ class OpenAsks:
                 identifier, what = ask.record.client_transaction_id, type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
-            # Not known until it is on disk: it is queried again.
             ask.failures += 1
             ask.recheck_soon = ask.record.state.decided
             self.late.failed_write(error)
@@ -306,9 +305,10 @@ class OpenAsks:
             self.drop(ask)
 
     def note_written(self, record: Record) -> None:
-        """Note a record that was written elsewhere than by `apply`: follow it if the policy does, else hold its lease.
+        """Note a record that was written elsewhere than by `apply`, and follow it if the policy follows such asks.
 
-        A decided one loses its lease, and a form's links are deleted then.
+        An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
+        and a decided form its links.
         """
         if record.state.decided:
             self.touch()
@@ -316,7 +316,7 @@ class OpenAsks:
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
-            self.leases.defer(record.client_transaction_id, A_YEAR)  # until it is notified
+            self.leases.defer(record.client_transaction_id, A_YEAR)  # a notification ends the year
 
     def _end_follow_up(self, record: Record) -> None:
         if self.leases is not None:

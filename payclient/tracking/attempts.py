@@ -242,11 +242,12 @@ class Attempts:
             del self._in_flight[attempt.client_transaction_id]
 
     async def _send_once(self, attempt: Attempt) -> Record:
-        """Look the id up, and send what is not there yet."""
+        """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
         identifier = attempt.client_transaction_id
         known = None if attempt.is_new else await self._ledger.get(identifier)
         found = known
         if known is not None and known.state is State.REFUSED:
+            # A sale may exist though it was refused: that is queried first.
             found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
         if found is None:
             try:
@@ -372,7 +373,10 @@ class Attempts:
     async def _failed(
         self, attempt: Attempt, record: Record, error: Exception, before: Record | None
     ) -> Record:
-        """Write how a send without a good answer ended. Raises the error where nothing was created."""
+        """Write how a send without a good answer ended. Raises the error where nothing was created.
+
+        `before` is the refused attempt of the same id.
+        """
         event: Event
         match error:
             case RefusedError():
@@ -409,7 +413,7 @@ class Attempts:
             return record
         record = await self._asks.write(record, event)
         if isinstance(error, RefusedError) and attempt.kind == "sale" and self.refusals.says_exists(error):
-            # An index that lags has caught up by then.
+            # The service may list late what it says exists: query when its list has surely caught up.
             self._poller.recheck(record, after=self._poller.policy.absent_after)
         raise error
 

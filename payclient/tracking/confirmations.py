@@ -1,7 +1,7 @@
 """Forms that came back, or were found paid: the service reverses a payment that nobody confirms within a window.
 
 Anybody can send a browser back with any id, so that several ids of one form are confirmed in turn, one a second, the
-least tried first. From the end of the profile's window on the status query tells. Times are monotonic seconds.
+least tried first. After the profile's window a status query shows the outcome. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_IDS = 16
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 
-#: States of a form about which nothing is asked any more: one that is cancelled or refused may yet be paid.
+#: States of a form that is confirmed no more. CANCELLED and REFUSED are not among them: such a form may yet be paid.
 OVER = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 #: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
@@ -80,7 +80,7 @@ class Confirmation:
 
 
 class ReturnedForm(Scheduled):
-    """What is asked about one form. Pure. `window` is how long the service waits for the confirmation."""
+    """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
 
     __slots__ = ("asked", "confirmations", "found", "record", "report", "tried_at", "window", "writing")
 
@@ -88,6 +88,7 @@ class ReturnedForm(Scheduled):
         super().__init__()
         self.record: Record = record
         self.window: float = window
+        #: By transaction id; that of None is a status query.
         self.confirmations: dict[int | None, Confirmation] = {}
         #: Ids whose return is being written, to be confirmed then.
         self.writing: set[int | None] = set()
@@ -274,9 +275,10 @@ class Confirmer:
             await self.recover(await abandoned_forms(self._asks.ledger, self._clock.time() - seconds))
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
-        """Return the report of a form; as pending, and confirm it, while the payment that it shows is unconfirmed.
+        """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.
 
-        One that is cancelled is pending while another transaction of the form waits for the answer to its confirmation.
+        A payment that the report shows is confirmed then. Of a cancelled one another transaction may be the payment,
+        as long as its confirmation has no answer.
         """
         if not self.confirms or record.state in OVER:
             return report
@@ -284,7 +286,7 @@ class Confirmer:
             waits = self._may_be_paid_by_another(self._form(record), report)
             return attrs.evolve(report, state="Pendiente") if waits else report
         if report.state != "Aceptado" or find_mismatch(record, report):
-            return report  # what is not ours to confirm decides nothing
+            return report  # it shows no payment of this form
         form = self._form(record)
         if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
             self.forget(form)
@@ -294,7 +296,7 @@ class Confirmer:
         return attrs.evolve(report, state="Pendiente")
 
     def _form(self, record: Record) -> ReturnedForm:
-        """Return what is asked about a form, with its newest record."""
+        """Return the form's confirmations, with its newest record."""
         form = self._forms.setdefault(record.client_transaction_id, ReturnedForm(record, self._window))
         if (record.attempt, record.version) > (form.record.attempt, form.record.version):
             form.record = record
@@ -380,15 +382,15 @@ class Confirmer:
         self._plan_next(form, asked, settled, wait)
 
     async def _put_on_record(self, form: ReturnedForm, asked: Confirmation | None) -> None:
-        """Name in the ledger what is confirmed, where a query found it or the ledger failed as the browser came back.
+        """Write the transaction id that is confirmed next to the ledger, unless the ledger has it already.
 
-        Without it nobody would go on after a crash: the confirmation may be carried out and its answer lost.
+        After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
         if asked is None or asked.transaction_id is None or asked.on_record or record.state in OVER:
             return
         if asked.transaction_id in form.writing:
-            return  # as the browser came back: it is being written
+            return  # `_write_return` is writing it
         if asked.transaction_id not in (record.transaction_id, *record.candidate_ids):
             # What a browser brought may be forged: only what a query found is the service's word.
             named = FoundPending if asked.transaction_id in form.found else Returned

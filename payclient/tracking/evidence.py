@@ -87,7 +87,7 @@ class Reading:
     - `warning`: What is logged once.
     - `report`: What is shown of the answer; None where it is not about our sale.
     - `needs_second_query`: A query by client transaction id comes before this answer decides.
-    - `is_word`: Whether the service spoke of this very ask, in a word that the profile maps.
+    - `is_about_ask`: Whether the answer is about this very ask, and its state is one that the profile maps.
     """
 
     events: list[Event] = attrs.field(factory=list)
@@ -96,7 +96,7 @@ class Reading:
     warning: str | None = None
     report: StatusReport | None = None
     needs_second_query: bool = False
-    is_word: bool = False
+    is_about_ask: bool = False
 
 
 def find_mismatch(
@@ -150,7 +150,7 @@ def verdict(
     record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
 ) -> Reading:
     """Return what a report that is ours says of its attempt."""
-    reading = Reading(report=report, is_word=report.state is not None)
+    reading = Reading(report=report, is_about_ask=report.state is not None)
     if report.also_accepted:
         others = ", ".join(map(str, report.also_accepted))
         reading.alarms.append(f"accepted more than once: also {others}")
@@ -296,9 +296,9 @@ class AnswerReader:
     def _verdict(
         self, ask: Followed, report: StatusReport, transaction_id: int | None, now: float, at: float
     ) -> Reading:
-        """Return what a report that is ours says of the ask, and keep the report."""
+        """Return what a report that is ours means for the ask, and keep the report."""
         if report.state == "Aceptado" and self.policy.may_be_given_back(ask, now):
-            return Reading(report=report, is_word=True)
+            return Reading(report=report, is_about_ask=True)
         reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
@@ -318,7 +318,7 @@ class AnswerReader:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
         ask.report = None
         can_see = self._can_see(ask.record, token)
-        reading = Reading(is_word=can_see)
+        reading = Reading(is_about_ask=can_see)
         if ask.record.kind == "form":
             return reading  # a form that nobody has paid yet may well be not found
         if not can_see:

@@ -209,14 +209,14 @@ class Followed(Scheduled):
 
 
 def is_presumed(record: Record) -> bool:
-    """Return whether it expired by our clock, and its last query was not made yet."""
+    """Return whether an ask expired by our clock, and its last query was not made yet."""
     return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
 
 
 def may_be_absent(record: Record) -> bool:
-    """Return whether "not found" may prove that it was not created: it is unknown, and nothing of it was ever found.
+    """Return whether "not found" may prove that a sale was not created: it is unknown and was never found.
 
-    Of a form that nobody has paid yet it proves nothing.
+    The same answer proves nothing about a form: the service may not list a form that nobody has paid yet.
     """
     return record.state is State.UNKNOWN and record.kind == "sale" and record.transaction_id is None
 
@@ -265,6 +265,7 @@ class Policy:
         self.life = {"sale": self.sale_window, "form": 2 * self.form_window}
         self.longest_life = {kind: life + self.total_timeout for kind, life in self.life.items()}
         self.links_life = self.longest_life["form"] + self.confirm_window
+        # All asks at one place of the spread share a gap, which is computed once.
         self._cached_first_gap = lru_cache(2 * SPREAD)(
             lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
         )
@@ -290,7 +291,7 @@ class Policy:
         )
 
     def follows(self, record: Record) -> bool:
-        """Return whether it is followed at all."""
+        """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
         known = (
             record.state is State.REVERSING and record.transaction_id is not None and self.by_transaction_id
         )
@@ -319,8 +320,8 @@ class Policy:
         return min(now + gap, expires)
 
     def expires_now(self, ask: Followed, now: float) -> bool:
-        """Return whether its window is over, which is written down before anything else."""
-        # Where that failed, querying goes on all the same, and tries again.
+        """Return whether an ask's window is over: the expiry is written before any further query."""
+        # After a failure the ask is queried all the same; the expiry is written once a query has an answer.
         failing = self.can_query and ask.failures > 0
         return ask.record.state is PENDING and now >= ask.expires and not failing
 
@@ -341,21 +342,21 @@ class Policy:
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
     def is_over(self, ask: Followed, now: float) -> bool:
-        """Return whether what expired had its last query, which is written down: its purchase may be asked for again.
+        """Return whether an expired ask has had its last query. Once this is written, its purchase is free again.
 
-        An answer that did not come, that was not about this ask, or that the ledger did not take may have been "paid".
-        Nor is any the last before a whole life has passed here: our wall clock may be ahead of its sender's.
+        A query is not the last if its answer was lost, was about another ask, or was not taken by the ledger: it
+        may have been "paid". No query is before a whole life has passed here: our clock may be ahead of the sender's.
         """
         if not is_presumed(ask.record) or now < self._surely_ended(ask):
             return False
         if not self.can_query:
-            # One that was notified has been answered by its customer, and nobody can say how: a person has to.
+            # The customer of a notified ask has answered. Only a person can find out how.
             return ask.exhausted and ask.record.notified_at is None
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, now)
 
     def _surely_ended(self, ask: Followed) -> float:
-        """Return when nobody can approve it any more, whatever wall clocks say: it came here after its permit."""
+        """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""
         return ask.begun + self.life[ask.record.kind]
 
     def may_be_given_back(self, ask: Followed, now: float) -> bool:

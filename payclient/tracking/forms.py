@@ -218,7 +218,7 @@ class Forms:
         return form
 
     def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:
-        # What is dead is dropped, so that this holds the living only.
+        """Return the form that is known under the id, or make it known. Dead forms are dropped."""
         now = self._clock.time()
         self._known = {key: form for key, form in self._known.items() if form.is_live(now)}
         return self._known.setdefault(
@@ -243,7 +243,7 @@ class Forms:
         until = self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
             asks = await self._ledger.asks(key)
-            if (form := await self._living(key, asks, margin)) is not None:
+            if (form := await self._find_live(key, asks, margin)) is not None:
                 return form
             task = self._preparing.get(key)
             if task is None:
@@ -306,15 +306,16 @@ class Forms:
         used = {record.client_transaction_id for record in asks}
         return next(each for number in count(1) if (each := derive_id("form", key, number)) not in used)
 
-    async def _living(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
-        """Return the form whose links may be handed out, if nothing else of the purchase is paid or open."""
+    async def _find_live(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
+        """Return the purchase's form whose links may be handed out; None where another of its asks is paid or open."""
         now = self._clock.time()
+        further = Record(client_transaction_id="", purchase=key, created_at=now)
         found: PaymentForm | None = None
         links: dict[str, str] | None = None
         for record in asks:
             identifier = record.client_transaction_id
-            if not holds(record, Record(client_transaction_id="", purchase=key, created_at=now)):
-                continue
+            if not holds(record, further):
+                continue  # it can be paid no more
             if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
                 return None  # it is paid, or came back and may be
             if record.state is State.SENDING:

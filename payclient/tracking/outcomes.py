@@ -105,20 +105,20 @@ class Outcome:
 
     @classmethod
     def at(cls, change: Change, record: Record) -> Self:
-        """Return what an attempt's record said after one of its changes; `record` is the same attempt's newest one."""
+        """Return the outcome as of one change of an attempt, made from the attempt's newest record."""
         notified_at, was_refused = record.notified_at, change.after is State.REFUSED
         return attrs.evolve(
             cls.of(record),
             state=change.after,
             evidence=change.evidence,
-            # A correction brings an id that the refusal before it did not have.
+            # A refused attempt has no id: the record's came with a later correction.
             transaction_id=None
             if was_refused and record.state is not State.REFUSED
             else record.transaction_id,
             notified_at=None if notified_at is None or notified_at > change.at else notified_at,
             decided_at=change.at if change.after.decided else None,
             error=_refusal(record, change.evidence) if was_refused else None,
-            # An earlier decision had others.
+            # The record keeps the reason of its newest state alone.
             reason=record.reason if change.after is record.state else None,
             receipt=_receipt(record) if change.after in _APPROVED else {},
             also_paid=_also_paid(change),

@@ -124,7 +124,7 @@ class Poller:
     def notified(self, record: Record, *, again: bool = False) -> None:
         """Query an open ask that was notified, ahead of the routine; where nothing can be queried, end the waits.
 
-        `again`: the same was notified before, and earns no more than one query, a second after the last one.
+        With `again` an earlier notification said the same: one query follows, at least a second after the last one.
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_elsewhere(record):
             if self.asks.leases is not None:
@@ -142,22 +142,21 @@ class Poller:
         if not again:
             ask.notified_queries = 0
         elif ask.notified_queries is None:
-            ask.notified_queries = len(NOTIFIED_DELAYS)
+            ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
         self._look_soon(ask)
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
-        """Query a decided ask once, for a correction: when it is its turn, or after so many seconds."""
+        """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
         if not self.policy.can_query or self.asks.closed:
             return
         ask = self.asks.find(record.client_transaction_id)
         if ask is not None:
-            # An ask that was open here ends its waits and leaves the index: find again.
-            self.asks.learn(ask, record)
+            self.asks.learn(ask, record)  # removes an ask that was open here until now
             ask = self.asks.find(record.client_transaction_id)
         if ask is None:
             ask = self.asks.add(record)
         if ask.record.attempt > record.attempt:
-            return
+            return  # a newer attempt has been sent since
         if after:
             ask.recheck_at = self.clock.monotonic() + after
             if ask.slot is None and ask.task is None:
@@ -238,7 +237,7 @@ class Poller:
                 self.asks.due.put(item, now + item.window * TURN)
 
     def _look_at_ask(self, ask: Followed, now: float) -> None:
-        """Let an ask that is due expire, wait for its query, or end its waits."""
+        """Let an ask that is due expire, queue its query, or end its waits."""
         policy = self.policy
         if ask.record.state.decided:
             self._look_at_decided(ask, now)

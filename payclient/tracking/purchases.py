@@ -75,19 +75,19 @@ def check_purchase(key: str) -> None:
 def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
     """Return the ask that keeps another one of its purchase from being sent.
 
-    What the permit refuses; and a form whose links are dead, for as long as it may turn out to be paid.
+    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid.
     """
     records = list(records)
     holder = purchase_holder(records, new)
     if holder is not None or new.beside_open_form:
         return holder
-    return next((each for each in records if each.kind == "form" and _is_queried(poller, each)), None)
+    return next((each for each in records if each.kind == "form" and _may_yet_be_paid(poller, each)), None)
 
 
-def _is_queried(poller: Poller, record: Record) -> bool:
-    """Return whether queries or confirmations of a form go on, so that it may yet turn out to be paid."""
+def _may_yet_be_paid(poller: Poller, record: Record) -> bool:
+    """Return whether a form with dead links may yet turn out to be paid: queries or confirmations of it go on."""
     if poller.clock.time() < poller.policy.closed_until(record):
-        # The confirmation of a transaction that was named may have been carried out, and have no answer.
+        # The service may have confirmed a transaction that was named, and its answer was lost.
         is_named = not record.state.decided and bool(record.candidate_ids)
         if is_named or (record.state is State.CANCELLED and may_be_paid(record)):
             return True
@@ -105,6 +105,7 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
 
 
 def _open_until(poller: Poller, holder: Record) -> float | None:
+    """Return until when an open ask holds its purchase, in UTC seconds; None where its record does not say."""
     if holder.links_dead_at is None:
         return holder.expires_at
     if holder.state is State.CANCELLED or holder.links_dead_at <= poller.clock.time():

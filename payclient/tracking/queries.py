@@ -84,7 +84,7 @@ class StatusQueries:
             if ask.record.kind == "form":
                 report = self._poller.confirmer.pending_until_confirmed(ask.record, said)
             reading = self._reader.report(ask, query, report, *self._moment())
-            reading.is_word &= report is said  # else it is paid, unless nobody confirms it
+            reading.is_about_ask &= report is said  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
             # Another transaction of the same client transaction id may be paid, or open.
             answered = await self._poller.wait_for_turn(self._policy.total_timeout)
@@ -94,7 +94,7 @@ class StatusQueries:
             if not answered or _is_overtaken(ask, query, was_paid=was_paid):
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
-        ask.is_answered = await self._write(ask, reading) and reading.is_word
+        ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
         return reading.report
 
     def _moment(self) -> tuple[float, float, bytes]:

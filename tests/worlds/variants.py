@@ -251,7 +251,7 @@ def _unguarded(change: Callable[[str], str]) -> Patch:
 def _forms_forgotten() -> list[Patch]:
     """A form that another process or an earlier life of this one prepared is not known."""
     mine: WeakKeyDictionary[Poller, set[str]] = WeakKeyDictionary()
-    prepare, find, living = Forms.prepare, purchases.find_holder, Forms._living
+    prepare, find, living = Forms.prepare, purchases.find_holder, Forms._find_live
 
     def known(poller: Poller, records: Iterable[Record]) -> list[Record]:
         return [
@@ -275,7 +275,7 @@ def _forms_forgotten() -> list[Patch]:
     return [
         _unguarded(lambda rule: f"{rule} AND kind <> 'form'"),
         (Forms, "prepare", prepare_and_remember),
-        (Forms, "_living", find_living),
+        (Forms, "_find_live", find_living),
         (forms, "find_holder", find_holder),
         (attempts, "find_holder", find_holder),
     ]

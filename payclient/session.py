@@ -1,7 +1,7 @@
-"""`PaySession`: the service's operations, stateless and raw, each signed, within its time and judged.
+"""`PaySession`: the service's operations, stateless and raw: signs each request, bounds its time, judges its answer.
 
-The session has no memory: applications charge through the tracker, which keeps a durable record. Whether a request was
-sent is judged alike for any transport: by whether the `before_send` that the transport was given was passed.
+The session has no memory: applications charge through the tracker, which keeps a durable record. A request is proven
+not sent where the transport, whichever it is, never got past the `before_send` that it was given.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PaySession:
         transport: Transport | None = None,
         on_exchange: Callable[[Exchange], object] | None = None,
     ) -> None:
-        token = Secret.of(token)  # a frame that raises shows its local variables to error trackers
+        token = Secret.of(token)  # error trackers record the local variables of a frame that raises
         proxy = None if proxy is None else Secret.of(proxy)
         self.profile: ServiceProfile = find_profile(profile)
         self.base_url: str = check_base_url(self.profile.base_url if base_url is None else base_url)
@@ -391,7 +391,7 @@ class PaySession:
 
 
 class SendProof:
-    """The `before_send` handed to the transport: whether it was passed proves what was sent."""
+    """The `before_send` handed to the transport: a request that never got past it was not sent."""
 
     #: Whether the permit may be spent: `before_send` was begun.
     permit_spent: bool = False

@@ -75,12 +75,12 @@ class Charges(AsyncIterator[ChargeResult]):
             renews_token=tracker.attempts.session.renews_token,
             stop=self.stop,
         )
-        #: Seconds for which the lane of an unknown sale is held beyond its expiry, which counts the total time-out.
+        #: Seconds for which the lane of an unknown sale is held beyond its expiry, which has the total time-out in it.
         self._late = max(UNKNOWN_GRACE * self._scale - tracker.attempts.session.timeouts.total, 0.0)
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
-        #: While it is full, no row is begun.
+        #: While this queue is full, no further row is sent.
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
         # What is in memory already is read whole, so that the longest lane of all comes first.
         known = len(requests) if isinstance(requests, list | tuple) else 0
@@ -91,7 +91,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._turns = Turns()
         self._answered: deque[Lane] = deque()
         self._in_flight = 0  # rows that are being sent, or read again
-        self._prompts = 0  # these, and sales that wait for their customers
+        self._prompts = 0  # rows in flight, and sales that wait for their customers
         self._alarm: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0
@@ -229,7 +229,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _queue_lane(self, lane: Lane) -> None:
         lane.is_busy = True
-        if lane.rows[0].sends(retry_refused=self._retry_refused):
+        if lane.rows[0].may_send(retry_refused=self._retry_refused):
             self._turns.add(lane)
         else:
             self._answered.append(lane)
@@ -268,13 +268,13 @@ class Charges(AsyncIterator[ChargeResult]):
         return self._shares and self.stopped is None and self._clock.monotonic() - row.looked_at > KNOWN_FOR
 
     async def _read_first(self, lane: Lane) -> None:
-        """Read again what the ledger has of the first row of a lane, and queue the lane."""
+        """Read again what the ledger has of the first row of a lane, and queue the lane; later if that fails."""
         try:
-            looked = await self._read_again(lane.rows[0])
+            was_read = await self._read_again(lane.rows[0])
         finally:
             self._in_flight -= 1
             self._prompts -= 1
-        if looked or self.stopped is not None:
+        if was_read or self.stopped is not None:
             self._queue_lane(lane)
         else:
             self._queue_later(SENDING_DELAY * self._scale, lane)
@@ -335,11 +335,11 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
         if row.refused or (self._shares and self.stopped is not None):
-            await self._read_again(row)  # it may have been found paid since, or sent by another process
-        key, sends = row.request.client_transaction_id, row.sends(retry_refused=self._retry_refused)
-        if row.refused and not sends:
+            await self._read_again(row)  # its sale may have been found paid since, or sent by another process
+        key, may_send = row.request.client_transaction_id, row.may_send(retry_refused=self._retry_refused)
+        if row.refused and not may_send:
             return ChargeResult(request_key=key, outcome=row.refused.outcome)
-        if sends and self.stopped is not None:
+        if may_send and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         task = asyncio.current_task()
@@ -347,7 +347,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._sends.add(task)
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
-            # After a first try the row has an attempt in the ledger, which `known` does not have.
+            # After a first try the ledger has an attempt of the row, though `row.known` is still None.
             is_new = row.known is None and row.tries == 0
             pending = await self._attempts.charge(row.request, row.purchase, is_new=is_new)
         except Exception as error:
@@ -357,7 +357,7 @@ class Charges(AsyncIterator[ChargeResult]):
             return again
         finally:
             self._sends.discard(task)
-        if sends:  # a sale that was in the ledger proves nothing about the service now
+        if may_send:  # a sale that was in the ledger proves nothing about the service now
             self._retries.sent(pending, token, made_at)
         return pending
 

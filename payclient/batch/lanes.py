@@ -101,8 +101,8 @@ class LaneRow:
         """The sale that the ledger had, where it was refused."""
         return self.known if self.known is not None and self.known.state is State.REFUSED else None
 
-    def sends(self, *, retry_refused: bool) -> bool:
-        """Return whether the row may send, as far as is known; otherwise its answer is in the ledger."""
+    def may_send(self, *, retry_refused: bool) -> bool:
+        """Return whether the row may be sent, as far as is known; otherwise its answer is in the ledger."""
         known = self.refused
         return self.known is None or (known is not None and (retry_refused or passes(*known.refusal)))
 

@@ -200,7 +200,10 @@ class Carried:
 def carried_from(
     file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
 ) -> Carried:
-    """Return what a report takes over of a file. Raises `ConfigurationError` if the file lacks a column to keep."""
+    """Return what a report takes over of a file: lines, columns to keep, and the rows that are left out.
+
+    Raises `ConfigurationError` if the file lacks a column to keep.
+    """
     dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
     header = [plain(name.strip()) for name in file.records.names]
     if lacking := [name for name in keep if header and plain(name) not in header]:

@@ -269,7 +269,7 @@ def _ledger_line(
 ) -> Line:
     """Return the line of a row by what the ledger has under its id."""
     # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
-    if pending is None or LaneRow(row.request, row.purchase, pending).sends(retry_refused=retry_refused):
+    if pending is None or LaneRow(row.request, row.purchase, pending).may_send(retry_refused=retry_refused):
         return line_of(row, None)
     if tracker.attempts.is_same(row.request, row.purchase, pending):
         return line_of(row, pending.outcome)

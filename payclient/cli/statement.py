@@ -89,7 +89,7 @@ class StatementOptions(Layout):
 def read_statement(
     path: Path, options: StatementOptions, profile: ServiceProfile
 ) -> tuple[list[Entry], Counter[str], Dialect]:
-    """Return the payments of a statement, the number of lines with each other word as their state, and its dialect.
+    """Return the payments of a statement, how many lines have each unknown word as their state, and its dialect.
 
     Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
     """
@@ -115,7 +115,8 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    return _doubt(entries, passed_over), others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
+    dialect = dialect_of(path, file, mark, told_mark=options.decimal_mark)
+    return _mark_doubted(entries, passed_over), others, dialect
 
 
 def _rows(
@@ -202,8 +203,11 @@ def _shown(text: str) -> str:
     return text if text.isprintable() else sanitize_text(text)
 
 
-def _doubt(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:
-    """Mark the entries whose payment has another line, which was passed over; its transaction id tells it apart."""
+def _mark_doubted(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:
+    """Mark the entries whose payment has another line too, with an unknown word as its state.
+
+    Lines of one client transaction id with different transaction ids are different payments.
+    """
     passed = [(ids.get("transaction_id", ""), ids.get(KEY)) for ids in passed_over]
     numbers, keys = {number for number, _ in passed}, {key for _, key in passed}
     keys_alone = {key for number, key in passed if not _NUMBER.fullmatch(number)}

@@ -156,7 +156,8 @@ def _guard(cell: str) -> str:
 def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     """Return the complete rows of an earlier report, none without a file. A crash may have cut its last row.
 
-    Raises `ConfigurationError` where a report cannot be written, or where a table lacks one of the wanted columns.
+    Raises `ConfigurationError` where a report cannot be written, or where the file lacks one of the wanted columns: it
+    is not a report then, and stays as it is.
     """
     check_output("--report", path, ".csv", ".jsonl", ".xlsx")
     if not path.exists() or not path.stat().st_size:

@@ -206,7 +206,7 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     Raises `ConfigurationError` for another address or an unsafe server or file, `LedgerInUseError` for a file that
     another process owns, and `LedgerUnavailableError` for a ledger that cannot be reached.
     """
-    url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
+    url = Secret.of(url)  # error trackers record the local variables of a frame that raises
     create = create and not read_only
     ledger: Ledger
     if url.reveal() in ("memory", "memory:"):

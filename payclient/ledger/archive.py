@@ -191,7 +191,7 @@ def _read(path: str, head: dict[str, Any]) -> Iterator[tuple[int, Lines]]:
 
 
 async def _move(source: Database, block: int, before: float, lines: Lines) -> int:
-    """Replace the attempts of a block that are as the file has them; return how many are in the ledger otherwise."""
+    """Archive the attempts of a block that are as the file has them; return how many have changed, and stay."""
     async with source.exclusive_transaction():
         held = await _lines(source, block, before)
         same = {id_ for id_, line in lines.items() if held.get(id_) == line}
@@ -200,6 +200,7 @@ async def _move(source: Database, block: int, before: float, lines: Lines) -> in
             await source.fetch("archive", (ids, time.time()))
             await source.fetch("delete_archived_changes", (ids,))
             await source.fetch("delete_archived_attempts", (ids,))
+        # Of the rest, those that left the ledger before a crash are not in it any more.
         rest = json.dumps([id_ for id_ in lines if id_ not in same])
         (row,) = await source.fetch("count_live", (rest,))
     return int(row[0])

@@ -76,6 +76,7 @@ class MemoryLedger:
         event = sanitize_event(event)
         before, after = moved(attempts, record, event)
         if after.transaction_id is not None and after.credentials:
+            # A new sale cannot have the transaction id of another one, found under the same credentials.
             identifier = after.client_transaction_id
             holders = self._holders.setdefault((after.transaction_id, after.credentials), {identifier})
             if isinstance(event, Created) and holders != {identifier}:

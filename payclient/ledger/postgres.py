@@ -302,7 +302,7 @@ class PostgresLedger(StoredLedger):
     @staticmethod
     @asynccontextmanager
     async def database(url: Secret[str]) -> AsyncIterator[tuple[PostgresDatabase, bytes]]:
-        """Connect without a task, beside others that go on using the ledger, and yield its database and digest key."""
+        """Yield the database and the digest key, for an archive; other processes go on using the ledger."""
         server, fault = Server(url), None
         connection, digest_key, _ = await server.open_patiently()
         try:

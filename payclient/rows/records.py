@@ -130,14 +130,14 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 
 
 def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
+    """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
-    # Choose the delimiter that gives the most known columns, and among equals the most columns.
     tables = {
         each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"
     }
-    known = {each: _find_header(table, form, name) for each, table in tables.items()}
-    delimiter = max(known, key=lambda each: known[each][1:])
-    begin = known[delimiter][0] + 1
+    headers = {each: _find_header(table, form, name) for each, table in tables.items()}
+    delimiter = max(headers, key=lambda each: headers[each][1:])
+    begin = headers[delimiter][0] + 1
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):
         raise InvalidRequestError(f"{name}: line {begin} is not a header" if text else f"{name}: is empty")
@@ -154,7 +154,7 @@ def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
             break
         except csv.Error:
             why = "a quote is not closed, or stands inside a cell"
-            if reader.line_num + begin > line + 1:  # it has swallowed lines
+            if reader.line_num + begin > line + 1:  # the cell took in whole lines
                 raise InvalidRequestError(
                     f"{name}: line {line}: {why}; the lines after it cannot be read"
                 ) from None

@@ -54,15 +54,16 @@ class FormPages:
         return web.Response(text=text, content_type="text/css", headers={"Cache-Control": "no-store"})
 
     async def _answer(self, method: Method, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
+        """Answer a GET by the page of a link, and a POST by what the button on it does."""
         typed = (await request.read()).decode("utf-8", "replace")
         # From here on nothing waits: two customers who press at the same moment do so one after the other.
         form = self._books.forms.get(request.query.get("paymentId", ""))
         if request.method == "POST":
-            response, why = await self._press(form, method, typed), ""
+            response, note = await self._press(form, method, typed), ""
         else:
-            response, why = self._open(form, method, _host_of(request.headers.get("Referer", "")))
-        # Without the query, which is as good as the payment's link.
-        self._books.log_entry("page", f"{request.method} {request.path}{why}", status=response.status)
+            response, note = self._open(form, method, _host_of(request.headers.get("Referer", "")))
+        # Without the query: it has the payment id, which opens the form.
+        self._books.log_entry("page", f"{request.method} {request.path}{note}", status=response.status)
         return response
 
     def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:

@@ -52,7 +52,7 @@ async def open_tracker(
     which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
     `LedgerMissingError` is raised instead. The other keywords are those of `PaySession` and `Tracker`.
     """
-    # A frame that raises shows its local variables to error trackers.
+    # Error trackers record the local variables of a frame that raises.
     token, ledger = Secret.of(token), Secret.of(ledger)
     proxy = None if proxy is None else Secret.of(proxy)
     session = PaySession(

@@ -280,6 +280,25 @@ async def test_an_answered_push_of_which_nothing_can_be_queried_holds_its_purcha
             await tracker.sale(sale(f"again-{answered_before}"), purchase=cart)
 
 
+async def test_an_answered_form_of_which_nothing_can_be_queried_holds_its_purchase(
+    service: FakeService,
+) -> None:
+    """One of which no payment was named is free once its links are dead."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+        for identifier in ("form-1", "form-2"):
+            await tracker.prepare(form(identifier), purchase=f"cart of {identifier}")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(600)
+        await held_by(tracker, "cart of form-2")
+    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+        await service.clock.advance(3600)
+        await held_by(tracker, "cart of form-1")
+        await tracker.sale(sale("second"), purchase="cart of form-2")
+        await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="seen in the portal")
+        await tracker.sale(sale("third"), purchase="cart of form-1")
+
+
 @pytest.mark.parametrize("options", [{}, {"profile": payclient.DOCUMENT}], ids=["queried", "not queried"])
 async def test_a_process_whose_clock_is_ahead_does_not_free_what_can_still_be_approved(
     service: FakeService, options: dict[str, Any]

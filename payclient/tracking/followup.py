@@ -213,6 +213,11 @@ def is_presumed(record: Record) -> bool:
     return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
 
 
+def was_acted_on(record: Record) -> bool:
+    """Return whether a push was notified, or a payment of a form was named: unless forged, its customer acted."""
+    return record.notified_at is not None if record.kind == "sale" else bool(record.candidate_ids)
+
+
 def may_be_absent(record: Record) -> bool:
     """Return whether "not found" may prove that a sale was not created: it is unknown and was never found.
 
@@ -295,7 +300,8 @@ class Policy:
         known = (
             record.state is State.REVERSING and record.transaction_id is not None and self.by_transaction_id
         )
-        return record.kind == "sale" or self.by_client_id or known
+        # Where nothing can be queried a form expires like a push, so that a person can decide it.
+        return record.kind == "sale" or self.by_client_id or known or not self.can_query
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -402,7 +408,7 @@ class Policy:
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
             is_unwritten = ask.record.state is State.PENDING or (
-                is_presumed(ask.record) and ask.record.notified_at is None
+                is_presumed(ask.record) and not was_acted_on(ask.record)
             )
             return now + 10 * self.scale if is_unwritten else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]

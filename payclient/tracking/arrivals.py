@@ -17,7 +17,7 @@ class Arrivals:
         self._poller = poller
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
-        #: No more notes of notifications about unknown or conflicting ids before this.
+        #: Until then no further notification of a conflicting id is written.
         self._noted_until = NEVER
 
     async def notify(self, notification: Notification) -> Receipt:
@@ -32,7 +32,7 @@ class Arrivals:
     async def _find(self, client_transaction_id: str) -> tuple[Followed | None, Record | None]:
         """Return the attempt that a hint is for, and the open ask of it that is followed here."""
         ask = self._poller.asks.find(client_transaction_id)
-        # One that is SENDING came from an old handle: its sender follows no ask.
+        # A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet.
         is_stale = ask is None or ask.record.state is State.SENDING or ask.record.state.decided
         if ask is not None and not is_stale and not ask.elsewhere:
             return ask, ask.record
@@ -45,7 +45,7 @@ class Arrivals:
         if record is None:
             return Receipt.UNMATCHED
         if is_repeated(record, transaction_id):
-            # Written once, but queried again: the first one may have been forged, and this one not.
+            # A repetition is not written, but queried: the first one may have been forged, and this one not.
             if not record.state.decided and record.state is not State.SENDING:
                 self._poller.notified(record, again=True)
             return Receipt.DUPLICATE

@@ -33,7 +33,7 @@ log: Log = Log("payclient.tracker")
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
 
-#: Due before all that has a time.
+#: The due time of an ask that is due at once.
 AT_ONCE = 0.0
 
 #: The changes of state at which `begun` is set anew, from each state to others: a sale that was found may be approved
@@ -102,10 +102,10 @@ class OpenAsks:
         #: None: no other process has this ledger.
         self.leases: Leases | None = None
         self._asks: dict[str, Followed] = {}
-        #: What is followed here under this id, or waited for.
+        #: Returns the ask of a client transaction id that is followed or waited for here, or None.
         self.find: Callable[[str], Followed | None] = self._asks.get
         self._changed = asyncio.Event()
-        #: Whether anybody has this event; else it is kept, since a new one costs as much as the rest of a decision.
+        #: Whether a feed waits for `_changed`. Else a change keeps the event: a new one costs as much as all the rest.
         self._watched = False
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
@@ -164,7 +164,7 @@ class OpenAsks:
         record = ask.record
         if record.notified_at is not None and record.state is State.PENDING:
             ask.notified_queries = 0
-            ask.exhausted = not self.policy.can_query  # then nothing is to be hoped for
+            ask.exhausted = not self.policy.can_query  # nothing will ever be queried
             self.due.put(ask, ask.expires if ask.exhausted else AT_ONCE)
         else:
             self.due.put(ask, self.policy.first(ask, now))
@@ -252,7 +252,7 @@ class OpenAsks:
         except TransitionError:
             if await self.reread(ask):
                 return False
-            # The ledger may lack an event before this one, which it could not take then.
+            # The ledger may have failed to take an earlier event, without which this one is not allowed.
             before = ask.record
             if await self.late.write_now(before.client_transaction_id) or ask.record is before:
                 raise
@@ -267,7 +267,7 @@ class OpenAsks:
     def learn(self, ask: Followed, newest: Record) -> bool:
         """Take the ledger's newest record of the ask's id, and return whether it says anything new."""
         if newest.attempt > ask.record.attempt:
-            # Elsewhere it was proven that this attempt created nothing, and a newer one was sent: follow that one.
+            # Another process proved that this attempt created nothing, and sent a newer one: follow the newer one.
             self.drop(ask)
             self.wake(ask, exhausted=True)
             self.follow(newest)
@@ -283,16 +283,16 @@ class OpenAsks:
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.offset = self._offset_of(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):
-            # What was just named is queried before anything is proven.
+            # A transaction id was just named: it is queried before "not found" proves anything.
             ask.absent_at, ask.client_queried_at = None, NEVER
         if record.state is before.state:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
-                self.wake(ask, exhausted=True)  # made by whichever process
+                self.wake(ask, exhausted=True)  # the last query may be another process's
             return
         if record.state in _BEGIN_AFTER.get(before.state, ()):
             ask.begun = self.clock.monotonic()
         if before.state is State.UNKNOWN and record.state is State.PENDING:
-            ask.exhausted, ask.final_queries = False, 0  # it has its whole window before it
+            ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already
                 self._plan_first(ask, self.clock.monotonic())
         self.touch()
@@ -389,7 +389,7 @@ class OpenAsks:
         return Outcome.of(record)
 
     def wake(self, ask: Followed, *, exhausted: bool = False) -> None:
-        """End the waits: it is decided, or no further query is made for them."""
+        """End the waits for an ask: it is decided, or with `exhausted` no further query is made for them."""
         if exhausted:
             ask.exhausted = True
         for waiter in ask.waiters or ():

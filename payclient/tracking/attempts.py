@@ -46,7 +46,7 @@ log: Log = Log("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 
-#: Transactions of which it is remembered whose they are: a copy of an answer comes soon after it.
+#: Answers that are remembered by their ids, to find a copy of one: a copy comes soon after its original.
 REMEMBERED = 1000
 
 
@@ -89,7 +89,7 @@ class Attempt:
     amount: int
     currency: str
     lane: bytes = attrs.field(default=b"", repr=False)
-    #: None: the one that the client transaction id has, or it is the purchase itself.
+    #: None: the purchase of the id's earlier attempt, else the client transaction id itself.
     purchase: str | None = None
     beside_open_form: bool = False
     #: The ledger was read a moment ago, and had no such id; the permit is refused where it has one now.
@@ -286,9 +286,9 @@ class Attempts:
         attempt.result = await self.session.send_prepare(attempt.http, permit, check=check)
         now = self._clock.time()
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-        # Not when the answer came: a process that stood still would hand out what others take for dead.
+        # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
         attempt.prepared_at = attempt.record.created_at
-        # Before it counts as prepared: a process that finds it so finds its links as well.
+        # Keep the links before the form is PENDING: whoever finds it PENDING finds its links, too.
         await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
         return self._prepared(now)
 

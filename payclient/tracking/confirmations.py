@@ -125,7 +125,7 @@ class ReturnedForm(Scheduled):
     def unanswered(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions whose confirmation has no answer yet, without those that a report names.
 
-        What the service knows by our own id may lag behind it, and of two transactions the other one may be paid.
+        The service's list under our own id may lag behind, and another transaction than the reported one may be paid.
         """
         named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
         answered = {
@@ -139,7 +139,7 @@ class ReturnedForm(Scheduled):
         if found is None or not found.open:
             if found is None and len(self.confirmations) >= 2 * MOST_IDS:
                 self.confirmations = {each.transaction_id: each for each in self.open()}
-            # One that was answered a moment ago waits, however often it is named; a new one only for others.
+            # An id that was tried a moment ago rests, however often it is named; a new id waits only for others.
             due = now if found is None else max(now, self.rested_at)
             if found is None and not self.open():
                 self.tried_at = NEVER
@@ -164,7 +164,7 @@ class ReturnedForm(Scheduled):
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
 
-        One that may have been carried out comes before all others: of two payments of a form one is confirmed.
+        A confirmation that may have been carried out comes before all others: only one payment of a form is confirmed.
         """
         waiting = self.open()
         if any(each.is_lost for each in waiting):
@@ -290,7 +290,7 @@ class Confirmer:
         form = self._form(record)
         if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
             self.forget(form)
-            return report  # it would have been reversed by now, and was not
+            return report  # the service would have reversed an unconfirmed payment by now
         if report.transaction_id is not None:
             self._confirm(form, report.transaction_id)
         return attrs.evolve(report, state="Pendiente")
@@ -314,7 +314,7 @@ class Confirmer:
         named = [each for each in form.record.candidate_ids if each != DROPPED and not form.has_seen(each)]
         for each in (*named, transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
-            confirmation.open = not ends  # else it stands in the ledger
+            confirmation.open = not ends  # where it ends, the next process finds it in the ledger
         tried = confirmation.tried
         if ends:
             tried.set()
@@ -453,8 +453,8 @@ class Confirmer:
             what = f"a confirmation is not ours: {reading.conflict}"
             log("error", "confirmation_conflicted", form.record.client_transaction_id, "%s", what)
         form.record = await self._poller.queries.write(form.record, reading)
-        # Where nothing is decided, the state forbids the event now, or the ledger fails, it is asked again later. What
-        # was given up stays cancelled meanwhile, which settles nothing.
+        # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
+        # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
         is_over = form.record.state in OVER or (asked.declined and form.record.state.decided)
         return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
@@ -468,7 +468,7 @@ class Confirmer:
             self._poller.queries.say("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {asked.transaction_id}: no such transaction"
-        # Another account knows of nothing that ours may have taken the confirmation of.
+        # From another account "no such transaction" proves nothing about a confirmation sent from ours.
         closed = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
         event = Conflicted(
             at=self._clock.time(), what=what, candidate_id=asked.transaction_id if closed else None

@@ -175,7 +175,7 @@ def _event_of(
             is_another = transaction_id not in (None, record.transaction_id)
             if state is State.ACCEPTED and not is_another:
                 return None
-            # What a person accepted is tied to its transaction here.
+            # A sale that a person accepted gets its transaction id here.
             instead_of = record.transaction_id if is_another else None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
             return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
@@ -281,12 +281,12 @@ class AnswerReader:
         if doubtful and not self._can_see(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
-            # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.
+            # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.
             if now < ask.begun + self.policy.absent_after:
                 return Reading()
             report = StatusReport(state="Cancelado")
         elif report.state == "Cancelado" and self._can_see(ask.record, token):
-            report = attrs.evolve(report, transaction_id=None, others=())  # all are, whichever it names
+            report = attrs.evolve(report, transaction_id=None, others=())  # all of them are cancelled
         else:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(ask.record, report):

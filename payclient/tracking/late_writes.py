@@ -89,7 +89,7 @@ class LateWrites:
         except Exception as error:  # whatever it is: what was sent must not be called unsent
             self.failed_write(error)
             if isinstance(event, Found):
-                return record  # queried again: by the time that this could be written, it may be otherwise
+                return record  # the ask is queried again instead: a late answer may be out of date
             self._late.setdefault(record.client_transaction_id, []).append((record, event))
             if self._again is None:
                 self._again = start(self._write_again())
@@ -99,8 +99,8 @@ class LateWrites:
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
         if isinstance(event, NotSent):
-            # Written also where the commit of the permit is not known: the row may be another process's, which
-            # was granted the same attempt and sends it.
+            # It may be unknown whether our permit was committed. The row may be another process's, which was granted
+            # the same attempt and sends it.
             known = await self._ledger.get(record.client_transaction_id)
             if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):
                 raise TransitionError(
@@ -146,7 +146,7 @@ class LateWrites:
                 try:
                     after: Record | None = await self._apply(record, event)
                 except TransitionError:
-                    # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
+                    # The attempt was decided otherwise meanwhile, or the failed write had reached the ledger.
                     after = await self._ledger.get(client_transaction_id)
                 self.write_failed_at = float("-inf")
                 if late and late[0][1] is event:

@@ -29,7 +29,7 @@ log: Log = Log("payclient.tracker")
 LEASE = 30.0
 RENEW = 10.0
 
-#: Seconds beyond the total time-out after which nobody can be sending any more (the semantics' recovery).
+#: Seconds beyond the total time-out after which nobody can be sending any more.
 SENDING_GRACE = 30.0
 
 #: Rounds of renewal after which what is held is compared with what is followed, though nothing was lost.
@@ -44,14 +44,14 @@ A_YEAR = 365 * 86400.0
 #: Seconds after which a request that was reserved and not made is given up.
 UNUSED = 1.0
 
-#: Where the ledger cannot say whose turn it is: so many other processes are presumed.
+#: The number of processes that is presumed to share the rate while the ledger cannot be asked for a turn.
 PRESUMED = 10
 
 
 class SharedRateLimit(RateLimit):
-    """One rate for all processes of a ledger, which takes down how far it is spent.
+    """One rate for all processes of a ledger, in which each request is reserved.
 
-    Each request is reserved in the ledger right before it is made, one at a time. Which ask it is for is decided only
+    Requests are reserved one at a time, each right before it is made. Which ask it is for is decided only
     once the reservation has come: in a queue of reservations, notified asks would wait behind the routine.
     """
 
@@ -115,9 +115,9 @@ class Leases:
         #: The client transaction ids that this process follows; those added since `_compare` began to read.
         self._ours: set[str] = set()
         self._just_added: set[str] = set()
-        #: Those that others should have followed to their end, and somebody here still waits for.
+        #: Ids that another process should have followed to the end, and that somebody here still waits for.
         self._beside: set[str] = set()
-        #: Those that were claimed, and that a ledger that failed kept from being taken over.
+        #: Ids that were claimed and are not followed yet, because the ledger failed in between.
         self._untaken: set[str] = set()
         self._changed: set[str] = set()  # written by others, to be read again
         #: Leases to hold without renewal, and for how many seconds; not written yet.

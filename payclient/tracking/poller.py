@@ -420,9 +420,9 @@ class Poller:
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
     def query_again(self, record: Record) -> None:
-        """Query what keeps its purchase once more, where the last query had no answer: another one may have one.
+        """Query once more an open ask that holds its purchase, if the queries of its wait are over.
 
-        Of what another process follows it is not known whether there are queries left.
+        An expired ask that another process follows is queried, too: nobody here knows whether it has queries left.
         """
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:

@@ -108,7 +108,7 @@ class StatusQueries:
             report = await self.status(query)
         except RateLimitedError as limited:
             if ask.final_at == ask.queried_at:
-                ask.final_queries -= 1  # it was not made, as far as a wait is concerned
+                ask.final_queries -= 1  # a query that met a 429 is not one of the last
             rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
         except UnauthorizedError:
             # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
@@ -117,7 +117,7 @@ class StatusQueries:
                 what = "status queries are refused (401): is the token still good?"
                 self.say("queries_unauthorized", "", what)
             self._refused_at = min(self._refused_at, self._clock.monotonic())
-        except Exception as error:  # of a user's own source anything
+        except Exception as error:  # a user's own source may raise anything
             ask.failures += 1
             name = type(error).__name__
             self.say("query_failed", query.client_transaction_id, f"a status query failed: {name}")
@@ -144,7 +144,7 @@ class StatusQueries:
     async def _write(self, ask: Followed, reading: Reading) -> bool:
         """Log and write what an answer means for an ask that is followed. Return whether the ledger took it."""
         record, taken = ask.record, True
-        # What is known of a decided ask is made anew for each query: its history tells what was said before.
+        # A decided ask is followed anew for each query: only its history shows whether this was written before.
         if not record.state.decided or not await is_noted(self._asks.ledger, record, reading.events):
             _alarm(record, reading)
             for event in reading.events:
@@ -231,7 +231,7 @@ class Refusals:
             return None
         try:
             report = await self._find(before)
-        except Exception as failed:  # of a user's own source anything
+        except Exception as failed:  # a user's own source may raise anything
             words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
         if report is None:
@@ -256,7 +256,7 @@ class Refusals:
             return False
         if before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates:
             return True
-        # One of its inner codes, which the record does not have.
+        # An inner code may have said so, which only the history has.
         return any(
             change.attempt == before.attempt
             and change.event == Refused.__name__
@@ -322,7 +322,7 @@ class Refusals:
         try:
             await self._wait_for_turn()
             report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
-        except Exception as failed:  # whatever it is, it tells nothing
+        except Exception as failed:  # any failure leaves the outcome unknown
             what = "refused as existing, and the query failed: %s"
             log("warning", "existing_not_found", identifier, what, type(failed).__name__)
             return await write(record, lost)

@@ -133,7 +133,7 @@ _TURNS = (
 )
 TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS, (LATE, ROUTINE, FINAL, NOTIFIED))
 
-#: So many asks of the routine that have waited longest are compared.
+#: The number of asks of the routine, those that waited longest, among which the one with most lag is chosen.
 COMPARED = 250
 
 

@@ -74,8 +74,8 @@ async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool
         return True
     try:
         report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-    except Exception:  # of a token's callable anything
-        return True  # not known: its own queries decide
+    except Exception:  # a token's callable may raise anything
+        return True  # not known: the sale's own queries decide
     if report is None or report.state == "Cancelado":
         return not _is_ours(poller, record)  # the token may be renewed since
     ours = {None, record.transaction_id}
@@ -146,7 +146,7 @@ async def _reverse(
     except TransitionError:  # another call, or another process, reverses it
         return Outcome.of(await asks.ledger.get(identifier) or record)
     except LedgerError:
-        # It may be on record all the same, and nothing is sent.
+        # Nothing is sent. The permit may have been written all the same: take it back.
         await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=permitted.expires_at))
         raise
     if asks.leases is not None:
@@ -165,7 +165,7 @@ async def _reverse(
         refusal = ReversalRefused(
             at=clock.time(), error_code=refused.error_code, permitted_until=permitted.expires_at
         )
-        # What stands between may repeat the request: the first gave it back, the second was refused.
+        # A proxy may have repeated the request: the first gave the money back, and the second was refused.
         outcome = await _check_anew(poller, await asks.write(record, refusal))
         if outcome.state is not State.REVERSED:
             raise

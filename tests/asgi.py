@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mutabl
 from contextlib import asynccontextmanager, nullcontext
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import attrs
@@ -50,7 +51,7 @@ async def ask(
     path, _, query = target.partition("?")
     scope: Message = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method,
-        "path": path, "raw_path": path.encode(), "query_string": query.encode("latin-1"), "root_path": "",
+        "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode("latin-1"), "root_path": "",
         "headers": [(b"host", b"shop.example"), (b"content-type", content_type.encode())],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": state or {},
     }  # fmt: skip

@@ -21,7 +21,13 @@ import payclient
 from asgi import ask, lifespan
 from fake_service import PROFILE, FakeService, sale, tracking
 from payclient.tracking.forms import FormLink
-from payclient.web.django import TrackerApplication, notification_route, redirect_response, tracker_of
+from payclient.web.django import (
+    TrackerApplication,
+    notification_route,
+    order_routes,
+    redirect_response,
+    tracker_of,
+)
 
 
 class SyncMiddleware:
@@ -75,6 +81,7 @@ async def form(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("charge", sync_view),
     path("form", form),
+    *order_routes(),
     notification_route("notify", on_receipt=lambda notification, receipt: heard.append(receipt)),
 ]
 
@@ -83,6 +90,13 @@ urlpatterns = [
 async def opening() -> AsyncIterator[payclient.Tracker]:
     profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
     async with tracking(FakeService(), profile=profile) as tracker:
+        yield tracker
+
+
+@asynccontextmanager
+async def selling() -> AsyncIterator[payclient.Tracker]:
+    async with opening() as tracker:
+        await tracker.sale(sale("2026/17"))
         yield tracker
 
 
@@ -111,6 +125,14 @@ async def test_the_redirect_keeps_its_own_policy() -> None:
         assert (await ask(app, "GET", "/form?host=evil.example&age=1")).status == 500
     # The tracker went with the server's life.
     assert (await ask(app, "GET", "/form?host=pay.example&age=1")).status == 500
+
+
+async def test_an_id_may_have_a_slash_in_it() -> None:
+    """It reaches Django as a part of the path."""
+    app = TrackerApplication(get_asgi_application(), selling)
+    async with lifespan(app):
+        assert (await ask(app, "GET", "/orders/2026%2F17/status")).status == 200
+        assert (await ask(app, "GET", "/orders/2026%2F18/status")).status == 404
 
 
 async def test_a_tracker_that_does_not_open_stops_the_server() -> None:

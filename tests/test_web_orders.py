@@ -43,3 +43,12 @@ async def test_the_state_and_the_files(framework: Any) -> None:
     assert (style.status, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
     assert (script.status, b"fetch(" in script.body) == (200, True)
     assert none.status == 404
+
+
+@pytest.mark.parametrize("framework", [payclient.web.aiohttp, payclient.web.starlette])
+async def test_an_id_may_have_a_slash_in_it(framework: Any) -> None:
+    """A customer was shown "no connection" for as long as the push lasted."""
+    async with tracking(FakeService()) as tracker:
+        await tracker.sale(sale("2026/17"))
+        async with asking_of(framework, tracker, framework.order_routes()) as asking:
+            assert (await asking("GET", "/orders/2026%2F17/status")).status == 200

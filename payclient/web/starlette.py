@@ -89,7 +89,7 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
 
         return Route(f"{prefix.rstrip('/')}/assets/{name}", asset)
 
-    return [Route(f"{prefix.rstrip('/')}/{{id}}/status", status), *map(asset_route, ASSETS)]
+    return [Route(f"{prefix.rstrip('/')}/{{id:path}}/status", status), *map(asset_route, ASSETS)]
 
 
 def health_route(path: str = "/health") -> Route:

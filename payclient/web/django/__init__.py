@@ -121,7 +121,7 @@ def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> li
 
     folder = f"{prefix.strip('/')}/"
     assets = [path(f"{folder}assets/{name}", asset, {"name": name}) for name in ASSETS]
-    return [path(f"{folder}<str:id>/status", status), *assets]
+    return [path(f"{folder}<path:id>/status", status), *assets]
 
 
 def health_route(route: str = "health") -> URLPattern:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import attrs
@@ -330,6 +331,29 @@ def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:
     for _ in range(2):
         with asyncio.Runner() as runner:
             runner.run(main(runner.run(make())))
+
+
+def test_a_tracker_belongs_to_one_event_loop(service: FakeService) -> None:
+    """Who waited in another thread's loop was never woken."""
+
+    async def first(items: AsyncIterator[object]) -> object:
+        return await anext(items)
+
+    opening = tracking(service)
+    with asyncio.Runner() as own, asyncio.Runner() as other:
+        tracker = own.run(opening.__aenter__())
+        pending = own.run(tracker.sale(sale()))
+        for call in (
+            pending.wait(),
+            pending.check(),
+            tracker.sale(sale()),
+            tracker.find("order-17"),
+            tracker.notify(hint()),
+            first(tracker.outcomes()),
+        ):
+            with pytest.raises(payclient.UsageError, match="another event loop"):
+                other.run(call)
+        own.run(opening.__aexit__(None, None, None))
 
 
 # --- What is written of a send that went wrong, and who may send

@@ -18,6 +18,7 @@ from payclient.errors import (
     StillPendingError,
     TrackerClosedError,
     TransitionError,
+    UsageError,
 )
 from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
@@ -112,12 +113,27 @@ class OpenAsks:
         #: Called once a form is decided: its links are dead.
         self.on_form_decided: Callable[[], None] = lambda: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
-        self.is_open = self.closed = False
+        self.is_open: bool = False
+        self.closed: bool = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        """Take calls from now on, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self.is_open = True
 
     def check_open(self, client_transaction_id: str | None = None) -> None:
-        """Raise `TrackerClosedError` where the tracker is not open."""
+        """Raise `TrackerClosedError` where the tracker is not open, and as `check_loop` does."""
         if not self.is_open:
             raise TrackerClosedError("the tracker is not open", client_transaction_id=client_transaction_id)
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise `UsageError` in another event loop than the open tracker's: nothing would wake who waits there."""
+        if self.is_open and asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                "this tracker belongs to another event loop; make one in each, or use payclient.sync"
+            )
 
     # --- The index
 
@@ -346,6 +362,7 @@ class OpenAsks:
 
     async def wait(self, record: Record, timeout: float | None) -> Outcome:
         """Wait until the ask is decided or no further query is planned for the wait; see `PendingSale.wait`."""
+        self.check_loop()
         ask = self.follow(record)
         if ask is None:
             return await self.settled(record)

@@ -236,6 +236,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
 
     A ledger that cannot be read is read again after a while, from the same place.
     """
+    asks.check_loop()
     failing = False
     while True:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait

@@ -395,6 +395,7 @@ class Poller:
 
     async def check(self, record: Record) -> Outcome:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
+        self.asks.check_loop()
         ask = self.asks.follow(record)
         if ask is None and record.state is State.ACCEPTED and self._may_query_now():
             ask = self.asks.add(record)  # somebody may have given it back; dropped after its query

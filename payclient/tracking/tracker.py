@@ -122,7 +122,7 @@ class Tracker:
             )
             log("warning", "status_query_missing", "", words)
         await self._check_environment()
-        self._poller.asks.is_open = True
+        self._poller.asks.open()
         try:
             self._links.drop()
             # What a crash left is followed on; where other processes live, what none of them follows, now and later.
@@ -261,6 +261,7 @@ class Tracker:
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""
+        self._poller.asks.check_loop()
         if not _may_be_known(client_transaction_id):
             return None
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)

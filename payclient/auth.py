@@ -52,7 +52,7 @@ def authorize(token: Secret[Any], language: str | None) -> Authorization:
 
 
 def token_fault(token: object) -> str | None:
-    """Return why a token cannot stand behind `Bearer` (§5), without repeating it, or None."""
+    """Return why a token cannot stand behind `Bearer` (§5), without quoting the token; None: it can."""
     if not isinstance(token, str) or not token:
         return "token must be a text that is not empty"
     if token.lower().startswith("bearer "):

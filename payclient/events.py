@@ -280,7 +280,7 @@ class Conflicted(Event):
 
     evidence = Evidence.CONFLICT
     what: str
-    #: A candidate that turned out to be another's: it is one no more.
+    #: A candidate id that turned out to be another sale's, and is dropped.
     candidate_id: int | None = None
 
 

@@ -251,7 +251,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             FoundAccepted: None,
             FoundCancelled: State.REVERSED,  # a correction: somebody else gave it back
             Overpaid: None,
-            Reversed: State.REVERSED,  # a clock jumped, and a query was believed while the request was on its way
+            Reversed: State.REVERSED,  # a clock jumped: a query was believed while the reversal was on its way
             ReversalPermitted: State.REVERSING,
         },
         State.REVERSING: {
@@ -265,7 +265,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             DecidedCancelled: State.REVERSED,
         },
         State.REVERSED: {**_HINTS, FoundCancelled: None},
-        # Found accepted it is a correction: the answer was not about our POST.
+        # A correction: the refusal was not the answer to our POST.
         State.REFUSED: {**_HINTS, FoundAccepted: State.ACCEPTED},
     }
 )
@@ -321,7 +321,7 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
         case Prepared() | Recovered() | ReversalPermitted():
             return {"expires_at": event.expires_at}
         case FoundPending(expires_at=float(ends)) if record.state is State.UNKNOWN:
-            # The network may have held the request back: it may be as young as the report of it.
+            # The network may have held the POST back: the sale may be as young as this report.
             return _found(record, event) | {"expires_at": max(record.expires_at or 0.0, ends)}
         case Found():
             return _found(record, event)

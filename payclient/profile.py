@@ -281,7 +281,7 @@ class ReturnProfile:
     #: 0, or left out: nothing was paid.
     transaction_id: str = attrs.field(validator=PARAMETER)
     client_transaction_id: str = attrs.field(validator=PARAMETER)
-    #: In the place of the ids where the form could not be used.
+    #: The parameter that comes instead of the ids where the form could not be used.
     message: str | None = _setting(PARAMETER)
 
 

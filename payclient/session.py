@@ -493,7 +493,7 @@ def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> T
 def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:
     try:
         on_exchange(exchange)
-    # Cancelled is what the hook looked at, and not the call: the hook awaits nothing.
+    # The call is not cancelled here, since nothing is awaited: the hook raised the `CancelledError` of something else.
     except (Exception, asyncio.CancelledError) as raised:
         identifier = exchange.client_transaction_id or ""
         log("error", "on_exchange_failed", identifier, "on_exchange raised %s", type(raised).__name__)

@@ -39,7 +39,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S")
 
-#: Seconds at the end of the process after which trackers are left as a crash would leave them.
+#: Seconds that the end of the process waits for trackers to close; then it leaves them as a crash would.
 _EXIT_PATIENCE = 60.0
 
 _ENDING = "the program is ending: its trackers are closed"
@@ -88,11 +88,11 @@ class _LoopThread:
         except RuntimeError:  # a first call in `atexit`
             raise TrackerClosedError(_ENDING) from None
         loop = asyncio.new_event_loop()
-        # CPython 3.12.0 starts no thread at the end of a program, and a ledger closes by one: here it is already.
+        # Start the executor's thread, by which a ledger closes: CPython 3.12.0 starts none at the end of a program.
         loop.call_soon(lambda: loop.run_in_executor(None, int))
         thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
         thread.start()
-        if self._loop is None:  # else the handler of a signal has started one meanwhile, and this one idles
+        if self._loop is None:  # unless the handler of a signal has started a loop meanwhile
             self._loop, self._thread = loop, thread
         return self._loop
 
@@ -113,7 +113,7 @@ class _LoopThread:
         except BaseException as error:
             self._gave_up = True
             for future in tuple(self._waiting):
-                future.cancel()  # else the thread that waits would never end, and the process with it
+                future.cancel()  # a thread that waits on would keep the process from ending
             if not isinstance(error, TimeoutError):
                 raise  # Ctrl-C
             log("warning", "trackers_not_closed", "", "trackers did not close within %g s", _EXIT_PATIENCE)

@@ -450,8 +450,8 @@ def _read_state(found: Fields, profile: ServiceProfile) -> Any:
 def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:
     """Return the one report that stands for all transactions of a client transaction id; None for no transaction.
 
-    Any accepted one, else a pending one, else one whose word the profile does not map, since it may be anything, else a
-    cancelled one. Where several that are not accepted stand for it, it names no transaction.
+    The first of these that there is: an accepted one, a pending one, one whose state the profile does not map, a
+    cancelled one. A report chosen from several transactions without an accepted one names no transaction.
     """
     if not reports:
         return None

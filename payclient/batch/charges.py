@@ -82,7 +82,7 @@ class Charges(AsyncIterator[ChargeResult]):
         window = max(WINDOW, 2 * max_pending)
         #: While this queue is full, no further row is sent.
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
-        # What is in memory already is read whole, so that the longest lane of all comes first.
+        # A list of requests is read whole, so that the longest lane of all comes first.
         known = len(requests) if isinstance(requests, list | tuple) else 0
         #: Bounds the rows between being read and their result.
         self._room = asyncio.Semaphore(max(window, known))

@@ -25,7 +25,7 @@ from payclient.lifecycle import Record, State, advance
 
 __all__ = ["Batch", "Database", "Get", "Operation", "Read", "Write", "resolve"]
 
-#: Times that a write is tried which the database does not take, though by what the ledger holds it should.
+#: Tries of a write that the database does not take, although the ledger's records allow the write.
 TRIES = 3
 
 Row = tuple[Any, ...]
@@ -49,7 +49,7 @@ class Write(Operation):
 
     record: Record
     event: Event | None = None
-    #: None where the caller's record does not take the event; the ledger's may.
+    #: The row to insert; None where the caller's record does not take the event, though the ledger's may.
     row: Row | None = None
     after: Record | None = None
     tries: int = 0
@@ -77,8 +77,8 @@ class Read(Operation):
 class Database(Protocol):
     """What batches and archives do in a database. Over SQLite none of this ever waits."""
 
-    #: What `insert` raises, having changed nothing, for a row that the database does not take, and the others for a
-    #: value; any other exception is about the database as a whole.
+    #: Exceptions about a row or a value that the database does not take; nothing was changed. Any other exception is
+    #: about the database as a whole.
     value_faults: tuple[type[BaseException], ...]
 
     async def insert(self, permits: list[Row], changes: list[Row]) -> Container[str]:
@@ -120,9 +120,8 @@ class Batch:
         """Carry out the writes."""
         writes = self.writes
         while writes:
-            first: dict[
-                str, Write
-            ] = {}  # of each client transaction id, for whose next ones the order matters
+            # The writes of one client transaction id are carried out one after another, in their order.
+            first: dict[str, Write] = {}
             later = [
                 each
                 for each in writes
@@ -207,7 +206,7 @@ class Batch:
         asks: list[Record],
         fault: LedgerUnavailableError | None,
     ) -> bool:
-        """Return whether what the ledger holds lets it take the write at another try; answer the write if not."""
+        """Return whether the write is worth another try, by the ledger's records; otherwise answer the write."""
         row = write.row
         try:
             if write.event is not None:
@@ -260,7 +259,7 @@ class Batch:
         purchases = {after.purchase for _, _, after in paid}
         rows = await database.find("asks", list(purchases))
         if len(rows) == len(purchases):
-            return  # each is its purchase's only ask
+            return  # no purchase has another ask
         asks = [record_of(row) for row in rows]
         newest = {(each.client_transaction_id, each.attempt): each for each in asks}
         for each, event, after in paid:

@@ -40,9 +40,9 @@ ANSWER = 10.0
 PATIENCE = 5.0
 #: Operations of one batch.
 MOST = 1000
-#: Seconds after which an attempt is due whose opening of the ledger follows nothing.
+#: Seconds after which an attempt is due that was permitted by a process that follows no asks.
 UNHELD = 60.0
-#: Seconds of the longest lease: what is put off for longer stays so when its holder closes.
+#: Seconds of the longest lease. An ask that is put off for longer stays put off when its holder closes.
 LEASE = 60.0
 #: Seconds that closing waits for a server that cannot be reached.
 CLOSING = 30.0
@@ -60,7 +60,7 @@ class PostgresDatabase:
         asyncpg.IntegrityConstraintViolationError,
         asyncpg.ProgramLimitExceededError,
         asyncpg.RaiseError,
-        asyncpg.TransactionRollbackError,  # of two that waited for each other it gave way; the connection is sound
+        asyncpg.TransactionRollbackError,  # it lost a deadlock; the connection is sound
         OverflowError,
     )
     unavailable: Callable[[BaseException, str], LedgerUnavailableError] = staticmethod(unavailable)
@@ -69,7 +69,7 @@ class PostgresDatabase:
         self.connection = connection
         self._statements = statements
         self._prepared: dict[str, Any] | None = {}
-        #: The opening of the ledger; who holds what is permitted here, and for how many seconds.
+        #: The number of this opening; the holder of the attempts permitted here; for how many seconds.
         self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
         #: The server said something beside its answer: a commit may not have gone where it should.
         self._warned = False
@@ -85,7 +85,7 @@ class PostgresDatabase:
         columns += zip(*changes, strict=True) if changes else [()] * _CHANGE_COLUMNS
         try:
             rows = await self.fetch("write", tuple(columns))
-        except asyncpg.TransactionRollbackError:  # two waited for each other; nothing was written
+        except asyncpg.TransactionRollbackError:  # it lost a deadlock; nothing was written
             return ()
         if self._warned:
             raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
@@ -152,7 +152,7 @@ class PostgresWriter(Writer):
             self.task.cancel()
 
     def abandon(self) -> None:
-        if not self.loop.is_closed():  # else the connections ended with it
+        if not self.loop.is_closed():  # a closed loop has ended the connections
             self.loop.call_soon_threadsafe(self.stop)
 
     def _lose(self) -> None:
@@ -204,7 +204,7 @@ class PostgresWriter(Writer):
             try:
                 await batch.write(self._database)
                 await batch.read(self._database)
-            except Exception as error:  # every waiting caller gets it, of any class
+            except Exception as error:  # every waiting caller gets an answer
                 fault = unavailable(error, "read or written")
                 self._lose()
                 self._failed(fault)
@@ -292,7 +292,7 @@ class PostgresLedger(StoredLedger):
             and asyncio.get_running_loop() is self._writer.loop
         ):
             if self._writer.holder[0]:
-                # What this process follows is another's from now on, at once.
+                # Give up the leases at once, so that other processes follow these asks from now on.
                 leaving = self._read("leave", self._writer.owner, LEASE)
                 leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
             if self._listener is not None:

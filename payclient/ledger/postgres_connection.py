@@ -39,11 +39,11 @@ CONNECT = 5.0
 CONNECT_TO_EACH = 2.0
 #: Seconds that opening a ledger waits for a server that takes no more connections or is only starting.
 OPENING = 30.0
-#: Seconds that this machine's clock may be off the server's; a form's links are dead for as long before they are so.
+#: Seconds that this machine's clock may be off the server's: a form's links count as dead so much earlier.
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
 POLL = 5.0
-#: What asyncpg raises where something is wrong on the way to the server or with it.
+#: What asyncpg raises where the server, or the network on the way to it, fails.
 FAULTS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -354,7 +354,7 @@ class Listener:
                             await lost.wait()
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
-            except Exception:  # whatever it is, they are woken by the polls, and by the next connection
+            except Exception:  # after any failure the polls and the next connection wake them
                 await asyncio.sleep(self._poll)
             finally:
                 drop(connection)

@@ -48,7 +48,7 @@ def _legal_moves() -> str:
     return f"CASE before {' '.join(cases)} ELSE false END"
 
 
-#: True of a record that keeps another ask of its purchase from its permit, which is `new`; as `holds` says.
+#: The rule of `holds` in SQL: whether a record keeps another ask of its purchase, `new`, from its permit.
 _HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
     )) OR (kind = 'form' AND NOT new.beside_open_form AND (
@@ -88,7 +88,7 @@ _MADE = {
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),
     "holds": _HOLDS,
-    # Its customer closed a form that the service does not call cancelled: its links may be handed out again.
+    # UNPAID: the customer closed the form, and the service does not call it cancelled. It may be handed out again.
     "links_are_dead": f"(({_any_of('state', [*PAID, *(each for each in State if each.decided)])}) "
     f"AND evidence <> '{Evidence.UNPAID}')",
     "news": f"({_any_of('after', FEED)}) AND (after <> before OR event = '{Overpaid.__name__}')",
@@ -241,7 +241,7 @@ def describe(event: Event) -> str | None:
     return json.dumps(own) if own else None
 
 
-# What the asks of one purchase allow: the same rule as in SQL
+# What the asks of one purchase allow: the same rule as `_HOLDS`
 
 
 def holds(known: Record, new: Record) -> bool:

@@ -124,7 +124,7 @@ class SqliteDatabase:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # it runs again before the next read or write
+            with suppress(sqlite3.Error):  # the next read or write rolls back first, too
                 self.roll_back()
             raise
 
@@ -208,7 +208,7 @@ class SqliteWriter(Writer):
                     raise
                 finally:
                     self._answer(batch.answers)
-                    # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
+                    # The batch's futures hold their callers' frames, which hold the ledger, until the next batch comes.
                     del batch, operations
         except BaseException as error:
             what = "the ledger's thread ended by a fault (%s): open it again"
@@ -224,7 +224,7 @@ class SqliteWriter(Writer):
         while operations and not self._inbox.empty():
             more = self._inbox.get()
             if not more:
-                self._inbox.put(more)  # it ends after these
+                self._inbox.put(more)  # put the order to end back: these come first
                 break
             operations += more
         return operations
@@ -235,7 +235,7 @@ class SqliteWriter(Writer):
             if batch.writes:
                 async with database.exclusive_transaction():
                     await batch.write(database)
-        except Exception as error:  # whatever it is, nothing of it was committed
+        except Exception as error:  # any failure: nothing was committed
             fault = unavailable(error, "written")
             self._failed(fault)
             batch.fail(fault, batch.writes)

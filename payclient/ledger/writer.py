@@ -101,7 +101,7 @@ class StoredLedger:
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read("environment")
         if moved or known[0][0] is None:
-            # Where two processes set it at once, one succeeds: what the ledger has then counts.
+            # Of two processes that set it at once one succeeds: read which.
             await self._read("move_environment" if moved else "set_environment", mine)
             known = await self._read("environment")
         return bytes(known[0][0])
@@ -116,7 +116,7 @@ class StoredLedger:
         write = Write(self._future(), record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
             write.aim(event, record, advance(record, event))
-        except TransitionError:  # the ledger's record may be newer, and take it
+        except TransitionError:  # the ledger's record may be newer, and take the event
             pass
         after: Record = await self._submit(write)
         return after
@@ -161,7 +161,7 @@ class StoredLedger:
 
     async def aclose(self) -> None:
         if os.getpid() != self._process:
-            return  # it is the parent's
+            return  # after a fork the writer is the parent's
         self._closed = True
         self._forgotten.detach()
         self._writer.stop()

@@ -71,7 +71,7 @@ class TransactionRef:
     kind: str = "sale"
 
 
-#: Another way to ask for a status: None is "not found". Whatever it raises, the sale is asked for again later.
+#: Another way to query a status; it returns None for "not found". After any exception the sale is queried again later.
 StatusSource = Callable[[TransactionRef], Awaitable[StatusReport | None]]
 
 
@@ -106,11 +106,10 @@ class Followed(Scheduled):
     record: Record
     #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
     offset: float
-    #: When it was first followed here, or later seen to be found or to be given back. Proof of absence counts from it,
-    #: and the end of its life: the permit was earlier, whatever the wall clock did since, and whichever process was
-    #: granted it.
+    #: When this process first followed the ask, or later saw it found or being given back. Proof of absence and the end
+    #: of its life count from here: whatever the wall clock did, the permit of any process was earlier.
     begun: float = 0.0
-    #: Seconds after its permit at which it is presumed to end, while its record does not know.
+    #: Seconds from its permit to its expiry, as long as its record has no expiry.
     life: float = 0.0
     #: When it was last queried, and when by its client transaction id.
     queried_at: float = NEVER
@@ -128,10 +127,10 @@ class Followed(Scheduled):
     failures: int = 0
     #: Every query that a wait hopes for has been made.
     exhausted: bool = False
-    #: The first of two proofs of absence, and of the answers that an ask that was created is missing.
+    #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
     absent_at: float | None = None
     missing_since: float | None = None
-    #: What of the last report was not ours.
+    #: How a report last mismatched the ask; None: none ever did.
     conflict: str | None = None
     #: The service's last word other than `Pendiente`.
     report: StatusReport | None = None
@@ -139,7 +138,7 @@ class Followed(Scheduled):
     candidates: dict[int, Candidate] | None = None
     #: When a decided ask is queried once more; infinity: no more.
     recheck_at: float = float("inf")
-    #: The same, as soon as it is its turn; until there is an answer, which the ledger has taken.
+    #: Whether a decided ask is queried once more at its next turn; set again by a query that came to nothing.
     recheck_soon: bool = False
     #: The futures of those who wait.
     waiters: set[Any] | None = None
@@ -377,10 +376,10 @@ class Policy:
             return now + delay * self.scale
         if now < ask.expires:
             gap = self._gap(ask.record.kind, ask.age(now), 1.0, self.notified_share) * backoff(ask)
-            # Not beyond the expiry: it is noted as it comes.
+            # Not beyond the expiry, which is written as it comes.
             return min(now + max(gap, self.least_gap), ask.expires)
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
-            # What the ledger or the service fails at is not tried again at once.
+            # After a failure of the ledger or the service the ask is not queried again at once.
             soonest = now + self.least_gap if ask.failures else now
             return max(soonest, self._final_due(ask))
         return self._proof(ask, now) if may_be_absent(ask.record) else None
@@ -400,7 +399,7 @@ class Policy:
             if ask.unqueried():
                 return max(now, soonest)
             due = ask.absent_at + self.absent_after / 10
-        # The queries that go by candidate ids prove nothing, and this one comes behind them.
+        # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None
 
     def recheck(self, ask: Followed, now: float) -> float | None:
@@ -420,7 +419,7 @@ class Policy:
         """Return when an ask that waits for its query is looked at all the same; None where nobody waits for it."""
         again = now + LOOK_AGAIN * self.scale
         if now < ask.expires:
-            # Not all at once at the expiry: most are queried much earlier, and would be kept until then though decided.
+            # Not all at the expiry: most asks are decided long before, and the due times would keep them until then.
             return ask.expires if ask.line else min(again, ask.expires)
         return None if ask.exhausted else max(self.end(ask), again)
 

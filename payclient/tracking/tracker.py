@@ -109,7 +109,7 @@ class Tracker:
 
     @property
     def attempts(self) -> Attempts:
-        """What `charge_all` and the command line send by; applications need none of it."""
+        """The sender of `charge_all` and the command line; applications do not need it."""
         return self._attempts
 
     async def __aenter__(self) -> Self:
@@ -125,7 +125,7 @@ class Tracker:
         self._poller.asks.open()
         try:
             self._links.drop()
-            # What a crash left is followed on; where other processes live, what none of them follows, now and later.
+            # Follow what a crash left open; beside other processes, what none of them follows, now and later.
             if self._poller.asks.leases is not None:
                 await self._poller.asks.leases.begin()
             else:

@@ -210,7 +210,7 @@ def _mark_doubted(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, s
     """
     passed = [(ids.get("transaction_id", ""), ids.get(KEY)) for ids in passed_over]
     numbers, keys = {number for number, _ in passed}, {key for _, key in passed}
-    keys_alone = {key for number, key in passed if not _NUMBER.fullmatch(number)}
+    keys_alone = {key for number, key in passed if not _NUMBER.fullmatch(number)}  # without a transaction id
 
     def is_doubted(entry: Entry) -> bool:
         key = entry.client_transaction_id

@@ -79,6 +79,7 @@ def find_mark(name: str, texts: Iterable[str]) -> str:
     """
     amounts = {split_sign(text)[1] for text in texts if "," in text or "." in text}
     fitting = {mark: {*filter(pattern.fullmatch, amounts)} for mark, pattern in _PATTERNS.items()}
+    # A mark is proven by an amount that can be read by this mark alone.
     proven = [mark for mark, of_mark in fitting.items() if of_mark - fitting["," if mark == "." else "."]]
     tell = "give --decimal-mark , or --decimal-mark ."
     if len(proven) > 1:

@@ -198,7 +198,7 @@ class Columns:
                 self.faults.append(f"{field} is a column, and --set gives it as well")
 
     def missing(self, form: Format) -> list[str]:
-        """Return what else is wrong with the header of a table."""
+        """Return an error for each column that a table lacks, those that options name first; and one for an `order`."""
         given = {*self.known, *form.constants}
         wanted = [*form.columns, "country_code", "currency"]
         wanted += [] if {"phone_number", "nick_name"} & given else ["phone_number"]

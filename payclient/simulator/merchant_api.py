@@ -234,7 +234,7 @@ def _instead(fault: Fault) -> web.Response:
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
-    """Close it by a reset, whatever has not been sent."""
+    """Close a connection by a TCP reset, which drops what has not been sent."""
     if transport is not None:
         with contextlib.suppress(OSError):  # it is closed already
             linger = struct.pack("ii", 1, 0)

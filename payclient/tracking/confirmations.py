@@ -354,7 +354,7 @@ class Confirmer:
     # --- The requests
 
     async def request(self, form: ReturnedForm, now: float) -> None:
-        """Make the next request about a form, take the answer, and plan the one after it."""
+        """Make the next request about a form, if one is left, take the answer, and plan the one after it."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
         asked, queries = form.next_request(now), self._poller.queries
         try:

@@ -272,9 +272,10 @@ class AnswerReader:
         at: float,
         token: bytes,
     ) -> Reading:
-        """Read the answer by client transaction id without which the one by transaction id decides nothing.
+        """Read the answer to a second query, by client transaction id; the first, `query`, went by transaction id.
 
-        Another transaction may be paid, or open. Without an event nothing is known yet, and the ask is queried again.
+        The first decides nothing alone: another transaction of the same client transaction id may be paid, or open.
+        A reading without an event decides nothing yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
         doubtful = report is None or ask.record.state is State.ACCEPTED

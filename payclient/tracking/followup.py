@@ -461,6 +461,7 @@ class Policy:
         )
 
     def _next_candidate(self, ask: Followed, now: float) -> int | None:
+        """Return the candidate id that the query made now goes by, and note the query; None: it goes by another id."""
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
@@ -470,7 +471,7 @@ class Policy:
         if candidate_id is None:
             ask.by_candidate, ask.client_queried_at = False, now
             return None
-        # Without a query by client transaction id there is nothing to take turns with.
+        # The next query goes by client transaction id where that may prove absence; else candidates alone take turns.
         ask.by_candidate = self.proves_absence
         if not self.proves_absence:
             ask.client_queried_at = now

@@ -330,10 +330,10 @@ class Poller:
     # --- What is done for one item
 
     async def _expire(self, ask: Followed) -> None:
-        """Write that the window has passed by our clock; where nothing can be queried, later that it is over."""
+        """Write that an ask has expired by our clock; where nothing can be queried, later that it is over."""
         at, now = self.clock.time(), self.clock.monotonic()
         try:
-            # Decided only now: its expiry may have been written while it waited here, and the last query is to come.
+            # Look again: the expiry may have been written while the ask waited here, and the last query is to come.
             if self.policy.expires_now(ask, now):
                 await self.asks.apply(ask, Expired(at=at))
             elif not self.policy.can_query and self.policy.is_over(ask, now):

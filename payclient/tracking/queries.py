@@ -1,6 +1,6 @@
 """Status queries: made, their answers read and written; and what one query proves of an attempt that was refused.
 
-A query that fails is nobody's wait's failure: the ask is queried again.
+A query that fails raises in no wait: the ask is queried again.
 """
 
 from __future__ import annotations

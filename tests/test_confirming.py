@@ -755,6 +755,24 @@ async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: F
     assert await state_of(service) is State.ACCEPTED
 
 
+async def test_a_living_process_goes_on_with_what_a_dead_one_confirmed(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the dead one followed nothing else, so that nothing is left to be taken over: the form was decided."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 2)
+    ledger = SharedLedger()
+    other = SharedLedger(ledger)
+    async with tracking(service, ledger, PROFILE):
+        async with tracking(service, other, PROFILE):
+            await paid_after_it_was_given_up(service, other)
+        service.confirmed.add(5001)  # and the answer was lost
+        for _ in range(20):  # of both times
+            await service.clock.advance(1)
+            await asyncio.sleep(0.005)
+    assert await state_of(service) is State.ACCEPTED
+
+
 async def test_what_was_given_up_a_day_ago_is_left_alone(service: FakeService) -> None:
     """Its links are dead, and what was paid was reversed; nor is one asked that did not come back since."""
     await paid_after_it_was_given_up(service)

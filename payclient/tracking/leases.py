@@ -35,6 +35,10 @@ SENDING_GRACE = 30.0
 #: Rounds of renewal after which what is held is compared with what is followed, though nothing was lost.
 ROUNDS = 6
 
+#: Rounds after which forms are looked for that were paid after they had been given up: nobody holds those, and the
+#: process that confirmed one may have died.
+ABANDONED_ROUNDS = 30
+
 #: Records claimed, or read again, at once.
 PAGE = 500
 
@@ -180,6 +184,8 @@ class Leases:
                 if await self._ledger.renew(LEASE) != len(self._ours) or rounds % ROUNDS == 0:
                     await self._compare()
                 await self._claim()
+                if rounds % ABANDONED_ROUNDS == 0:
+                    await self._poller.confirmer.recover_abandoned(self._poller.policy.links_life)
             except LedgerError as error:
                 self._poller.asks.late.failed(error)
             except Exception as error:  # our own error must not end it

@@ -288,6 +288,7 @@ class Tracker:
         return await asyncio.shield(self._opened)
 
     async def _live(self, opened: asyncio.Future[payclient.Tracker]) -> None:
+        """Open the tracker, hand it over by `opened`, and keep it open until it is to close."""
         trackers = _thread().trackers
         trackers.add(self)
         try:

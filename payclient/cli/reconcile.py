@@ -156,6 +156,7 @@ def _likelihood(record: Record) -> tuple[bool, bool, int]:
 
 
 def _classify(record: Record, entries: Sequence[Entry]) -> Class:
+    """Return the class of an attempt and the lines of the statement about it."""
     if not entries:
         return Class.ONLY_HERE
     there, paid = sum(entry.amount for entry in entries), record.state is State.ACCEPTED

@@ -259,6 +259,7 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
 def _row(
     record: FileRecord, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
+    """Return the row of a record: its request, or the errors that forbid one."""
     row, found = Row(record, columns.spelled), record.cells
     if not isinstance(found, CellError) and len(found) != len(columns.names):
         cut = ": is it cut?" if len(found) < len(columns.names) else ""

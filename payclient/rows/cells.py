@@ -180,6 +180,7 @@ class Cells:
         return int(cell)
 
     def _typed(self, cell: object, field: str) -> Any:
+        """Return the value of a spreadsheet's cell that is not a text. Raises `CellError`."""
         if isinstance(cell, CellError):
             raise cell
         if isinstance(cell, bool):

@@ -75,7 +75,7 @@ class Notifications:
             self._start(transaction, "external notification", transaction.transaction_id, "POST", url, body)
 
     def send(self, sale: Sale, pretended_id: int | None = None) -> None:
-        """Send one in the background; ValueError if the sale has no `responseUrl`."""
+        """Send a notification in the background; ValueError if the sale has no `responseUrl`."""
         if (url := sale.response_url) is None:
             raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
         number = pretended_id or sale.transaction_id

@@ -118,6 +118,7 @@ def canonical(members: Mapping[str, object], fields: Kinds) -> dict[str, Any]:
 
 
 def _converted(value: object, kind: type, nested: Kinds) -> object:
+    """Return a value as its field's type where a tolerant service takes it; any other value as it is."""
     match value:
         case str() if kind is int and _WHOLE.fullmatch(value):
             return int(value)
@@ -194,10 +195,11 @@ def _type_faults(
 
 
 def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
+    """Yield what is wrong with the amounts of a body as a whole."""
     amount = body.get("amount")
     parts = {name: body[name] for name in _COMPONENTS if body.get(name) is not None}
     if type(amount) is not int or not all(type(value) is int for value in parts.values()):
-        return  # such a field is named already, and has no sum
+        return  # a value of a wrong type is a fault of its own
     if not parts:
         yield FieldFault("Amount", "no component")  # §2.1.2
     elif sum(parts.values()) != amount:

@@ -414,7 +414,7 @@ class Confirmer:
         self.forget(form)
 
     async def _ask(self, form: ReturnedForm, asked: Confirmation) -> bool:
-        """Confirm, or query a form whose browser came back cancelled. Return whether the answer settles it."""
+        """Confirm an id, or query a form whose browser came back cancelled. Return whether nothing is left to ask."""
         record, transaction_id, is_about_it = form.record, asked.transaction_id, True
         identifier, queries = record.client_transaction_id, self._poller.queries
         if transaction_id is not None:

@@ -315,7 +315,7 @@ class Forms:
         for record in asks:
             identifier = record.client_transaction_id
             if not holds(record, further):
-                continue  # it can be paid no more
+                continue  # it keeps no other ask of the purchase from being sent
             if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
                 return None  # it is paid, or came back and may be
             if record.state is State.SENDING:

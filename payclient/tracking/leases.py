@@ -172,7 +172,7 @@ class Leases:
         return task
 
     async def _live(self) -> None:
-        # By real time: what is due the database says, whatever clock a test has.
+        """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
         rounds = 0
         while True:
             await asyncio.sleep(RENEW)

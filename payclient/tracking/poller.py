@@ -374,6 +374,7 @@ class Poller:
         return await self.queries.query(ask, self.policy.next_query(ask, now))
 
     def _ended(self, ask: Followed) -> None:
+        """Plan the next look at an ask whose query or expiry has ended."""
         ask.task = None
         if self.asks.closed or not self.asks.holds(ask):
             return
@@ -440,7 +441,7 @@ class Poller:
         )
 
     async def wait_for_turn(self, patience: float) -> bool:
-        """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""
+        """Wait at most `patience` seconds until the rate allows a request. True: it may be made, and is counted."""
         now = self.clock.monotonic()
         if not self._callers and self.rate.ready_at() <= now:
             self.rate.note_request(now)

@@ -195,7 +195,7 @@ def _alarm(record: Record, reading: Reading) -> None:
 
 
 def _storable(report: StatusReport) -> StatusReport:
-    """Return a report of a user's own source without what is never kept."""
+    """Return a report of a user's own source with only what may be kept of its receipt and reason."""
     receipt = {
         name: value
         for name, value in report.receipt.items()

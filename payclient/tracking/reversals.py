@@ -51,7 +51,7 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
         return await _check(poller, record)
     if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=True):
         return await _check(poller, record)
-    # Where only the ids that were named to it can be queried, their own queries decide.
+    # Named ids are done with once a query by client transaction id has looked; else their own queries decide.
     looked = poller.policy.by_client_id or not poller.policy.can_query
     candidate_ids = record.candidate_ids if looked else ()
     withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
@@ -59,7 +59,7 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
 
 
 def _is_ours(poller: Poller, record: Record) -> bool:
-    """Return whether what was just undone is this sale: under other credentials, a query tells where one can."""
+    """Return whether what was just undone is surely this sale: under other credentials it may be another account's."""
     return not poller.policy.can_query or poller.queries.can_see(record)
 
 
@@ -83,6 +83,7 @@ async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool
 
 
 async def _check(poller: Poller, record: Record) -> Outcome:
+    """Query what became of a cancelled push, again after a while unless it is decided; return what is known then."""
     if not poller.policy.can_query:
         return Outcome.of(record)
     outcome = await poller.check(record)
@@ -135,11 +136,12 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
 async def _reverse(
     poller: Poller, record: Record, transaction_id: int | None, client_transaction_id: str | None
 ) -> Outcome:
+    """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
     # Before the permit: without a token nothing can be sent.
     await poller.session.ensure_token()
     total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
-    # Counted twice: a request that is late on its way is executed by then.
+    # Twice the total time-out: by then a request that was late on its way has been executed.
     permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * total)
     try:
         record = await asks.ledger.apply(record, permitted)

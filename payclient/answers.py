@@ -326,7 +326,7 @@ def _read_details(entries: object) -> tuple[ErrorDetail, ...]:
 
 
 def to_printable(text: str) -> str:
-    """Return 500 characters of a service's text at most; one that could forge a line or block a record is replaced."""
+    """Return at most 500 characters of a text; those that could forge a log line or block a record are replaced."""
     text = text[:MAX_MESSAGE]
     if text.isprintable():
         return text

@@ -163,7 +163,7 @@ class Expired(Event):
 
 
 class Exhausted(Event):
-    """The last query was made, and the service did not decide it: it keeps its purchase no more."""
+    """The last query was made and decided nothing: the ask no longer keeps others of its purchase from being sent."""
 
     evidence = Evidence.LAST_QUERY
 

@@ -170,7 +170,7 @@ def _blocking(
 
 
 class _Same(Generic[_R]):
-    """An attribute of a sale that is the async one's."""
+    """An attribute that reads the async sale's attribute of the same name."""
 
     def __init__(self, read: Callable[[payclient.PendingSale], _R]) -> None:
         self._read = read
@@ -452,7 +452,7 @@ class Charges(Iterator[ChargeResult]):
         return self._charges.pending
 
     async def _want_or_arrival(self, fed: bool) -> bool:
-        """Return True where the batch wants a request, but no second one while a result is there."""
+        """Wait until the batch wants a request or has a result. True: it wants one; once `fed`, a result is first."""
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._charges))
         wanted = asyncio.ensure_future(self._wanted.wait())

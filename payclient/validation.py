@@ -78,7 +78,7 @@ def text_fault(value: str) -> str | None:
 
 
 def id_fault(value: str) -> str | None:
-    """Return why an id or a key could be taken for another one, or None: two that look the same are one."""
+    """Return why an id or a key could be taken for another one that looks the same, or None."""
     if value in DOTS:
         return "must not be . or .., which drop out of an address"
     if invisible := next((c for c in value if not c.isprintable() or _IGNORABLE.match(c)), None):

@@ -69,8 +69,10 @@ class PurchaseHeldError(Exception):
 
 
 class Ledger(Protocol):
-    """What sending, following and forms share. Every method raises `LedgerUnavailableError` where it cannot
-    do its work, and is safe to cancel: what was queued is still carried out, in order.
+    """The durable record that sending, following and forms share.
+
+    Every method raises `LedgerUnavailableError` where it cannot do its work. It is safe to cancel: what was queued is
+    still carried out, in order.
     """
 
     @property
@@ -131,9 +133,7 @@ class Ledger(Protocol):
         """Return the links that are kept of the purchase's forms that live, by client transaction id."""
 
     async def drop_links(self, now: float) -> float | None:
-        """Delete the links of every form whose time is over or that is decided, so that no file holds them; when the
-        next ones are dead.
-        """
+        """Delete the links of every form that is decided or whose time is over; return when the next ones are dead."""
 
     def unfinished(self) -> AsyncIterator[Record]:
         """Yield every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""
@@ -145,7 +145,7 @@ class Ledger(Protocol):
         """Return every change of a client transaction id, oldest first."""
 
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
-        """Changes of state after a cursor into any that is not SENDING, UNKNOWN or PENDING, oldest first."""
+        """Return the changes after a cursor into a state other than SENDING, UNKNOWN and PENDING, oldest first."""
 
     async def aclose(self) -> None:
         """Carry out what is queued and let go of the ledger. May be called twice."""
@@ -155,16 +155,16 @@ class Ledger(Protocol):
 class Shared(Ledger, Protocol):
     """A ledger that several processes have open: it wakes them, and shares out what is open among them.
 
-    Each open attempt has a time at which it is due. Until then its holder follows it, who renews that as long as it
-    lives; then any process may claim it. All times here are the database's. Holding is for efficiency only: two that
-    follow one attempt query twice, and write nothing wrong.
+    Each open attempt has a time at which it is due. Until then one process holds and follows it, and puts that time off
+    while it lives; then any process may claim the attempt. All times here are the database's. Holding is for
+    efficiency only: two processes that follow one attempt query twice, and write nothing wrong.
     """
 
     def watch(self, woken: Callable[[str | None], None]) -> Callable[[], None]:
         """Call `woken` with each client transaction id that is notified or decided, by whichever process.
 
-        With None every few seconds, and whenever something may have gone unheard: look again at all that you wait
-        for. What this returns ends it.
+        Call `woken` with None every few seconds, and whenever a change may have been missed: look again at all that you
+        wait for. The function that this returns ends the watch.
         """
 
     def hold(self, seconds: float) -> None:
@@ -189,10 +189,10 @@ class Shared(Ledger, Protocol):
         """
 
     async def reserve(self, gap: float) -> float:
-        """Take a query from the rate of all processes, `gap` seconds before the next; the seconds until it."""
+        """Reserve a query in the rate of all processes, with `gap` seconds behind it; return the seconds until it."""
 
     async def pause(self, seconds: float) -> None:
-        """No query by any process for so many seconds, but for those reserved already."""
+        """Let no process query for so many seconds, but for queries that are reserved already."""
 
 
 async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only: bool = False) -> Ledger:

@@ -87,7 +87,7 @@ def _copy(source: sqlite3.Connection, target: str) -> None:
         # One file, without a write-ahead log that would have to go with it.
         copy.execute("PRAGMA journal_mode = DELETE")
         copy.execute("PRAGMA secure_delete = ON")
-        copy.execute("DELETE FROM form_links")  # secrets, which outlive nobody in a copy
+        copy.execute("DELETE FROM form_links")  # secrets, which a copy must not keep
         if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
             raise LedgerUnavailableError(
                 "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"

@@ -54,7 +54,7 @@ class Notifications:
             await session.close()
 
     async def delivered(self, transaction: Transaction | None = None) -> None:
-        """Wait until those of a transaction, or all without an argument, are done; at most 5 seconds."""
+        """Wait until the messages of a transaction are done, or all without an argument; at most 5 seconds."""
         if tasks := [task for task, one in self._tasks.items() if transaction in (None, one)]:
             await asyncio.wait(tasks, timeout=_TIMEOUT)
 

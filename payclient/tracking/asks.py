@@ -47,7 +47,7 @@ _BEGIN_AFTER = {
 
 
 class DueTimes:
-    """A heap of slots of `width` seconds. An item comes out so much late at most, and never early."""
+    """A heap of slots of `width` seconds. An item comes out at most one width late, and never early."""
 
     def __init__(self, width: float) -> None:
         self._width = width
@@ -138,7 +138,7 @@ class OpenAsks:
     # --- The index
 
     def follow(self, record: Record) -> Followed | None:
-        """Follow an open ask; None if it is decided. The same ask is followed once."""
+        """Follow an open ask and return it, the same object for each call; None if it is decided."""
         ask = self._asks.get(record.client_transaction_id)
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
@@ -218,7 +218,7 @@ class OpenAsks:
     # --- With other processes
 
     def is_elsewhere(self, record: Record) -> bool:
-        """Return whether another process sends it, or follows it."""
+        """Return whether another process sends or follows the attempt."""
         return self.leases is not None and not self.leases.ours(record.client_transaction_id)
 
     def release(self, ask: Followed) -> None:
@@ -227,7 +227,7 @@ class OpenAsks:
         self.due.put(ask, self.policy.patience(ask, self.clock.monotonic(), LEASE))
 
     def _follow_again(self, ask: Followed) -> None:
-        """Query an ask whose lease is ours by now; while it is another process's, plan the look that ends a wait."""
+        """Query an ask again if its lease is ours by now; else plan the look that ends a wait."""
         if not self.is_elsewhere(ask.record):
             ask.elsewhere = False
             self._plan_first(ask, self.clock.monotonic())
@@ -262,7 +262,7 @@ class OpenAsks:
         return False
 
     async def _apply_to_newest(self, ask: Followed, event: Event) -> bool:
-        """Write an event; False: the record was out of date. `TransitionError`: the newest one does not take it."""
+        """Write an event; False: the record was out of date. `TransitionError`: the newest record does not take it."""
         try:
             self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:

@@ -51,7 +51,7 @@ REMEMBERED = 1000
 
 
 class ReplayedError(OutcomeUnknownError):
-    """The answer is one that another request of this process was answered with."""
+    """The answer is a copy of the one to another request of this process."""
 
 
 class PermitDeniedError(Exception):
@@ -104,7 +104,7 @@ class Attempt:
     granted: bool = False
 
     def check_same(self, digest: bytes, purchase: str) -> None:
-        """Raise `DifferentRequestError` unless what was sent under its id is this very sale."""
+        """Raise `DifferentRequestError` unless the request that was sent under this id is the same sale."""
         if self.kind == "form":
             words = "this client transaction id was used already; a form has one of its own"
         elif digest != self.digest or self.purchase not in (None, purchase):
@@ -224,7 +224,7 @@ class Attempts:
         raise TrackerClosedError("the tracker was closed; nothing was sent", client_transaction_id=identifier)
 
     async def _send(self, attempt: Attempt) -> Record:
-        """Send once. Note code 2061 at the unknown sales of the same lane too."""
+        """Send once. After code 2061, note on the unknown sales of the lane that one of them may exist."""
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:

@@ -74,7 +74,7 @@ class Confirmation:
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     def wake(self) -> None:
-        """End the waits for one more try."""
+        """End the waits for the try that has ended."""
         self.tried.set()
         self.tried = asyncio.Event()
 
@@ -134,7 +134,7 @@ class ReturnedForm(Scheduled):
         return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
-        """Open the confirmation of this id with all its tries before it, unless it is open already."""
+        """Return the open confirmation of this id; begin a new one, with all its tries, where none is open."""
         found = self.confirmations.get(transaction_id)
         if found is None or not found.open:
             if found is None and len(self.confirmations) >= 2 * MOST_IDS:
@@ -154,7 +154,7 @@ class ReturnedForm(Scheduled):
         return None if following is None else max(following.due, self.rested_at)
 
     def next_request(self, now: float) -> Confirmation | None:
-        """Return what is asked now, and note it."""
+        """Return the confirmation to be requested now, and count the try; None: none is open."""
         self.asked = self._next(now)
         if self.asked is not None:
             self.asked.tries += 1
@@ -172,7 +172,7 @@ class ReturnedForm(Scheduled):
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
-        """Note that the request has ended; the next comes after `wait` seconds. Return whether it is given up."""
+        """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
         asked, self.asked = self.asked, None
         if self.record.state in OVER:
             self.close()
@@ -253,7 +253,7 @@ class Confirmer:
         return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
     def named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
-        """Confirm what was named to a form, without waiting; None: query whether it is paid."""
+        """Confirm transactions that were named to a form, without waiting; for None query whether it is paid."""
         if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
                 form = self._form(record)
@@ -261,7 +261,7 @@ class Confirmer:
                     self._confirm(form, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:
-        """Go on with every form of these that came back."""
+        """Go on confirming those of these forms that came back."""
         for record in records if self.confirms else ():
             if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
                 self.named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
@@ -305,10 +305,10 @@ class Confirmer:
     def _confirm(
         self, form: ReturnedForm, transaction_id: int | None, *, begins: bool = True
     ) -> asyncio.Event:
-        """Confirm this transaction, now or as soon as it is its turn, and return what is set after that try.
+        """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
-        None: query whether it is paid. With `begins` False it is left to the next process. What other processes were
-        named comes first: they may be confirming it, and of two payments of a form one is confirmed.
+        None: query whether the form is paid. With `begins` False it is left to the next process. Transactions that were
+        named to other processes come first: they may be confirming one, and only one payment of a form is confirmed.
         """
         ends = self._asks.closed or not begins
         named = [each for each in form.record.candidate_ids if each != DROPPED and not form.has_seen(each)]
@@ -325,7 +325,7 @@ class Confirmer:
     def forget(self, form: ReturnedForm) -> None:
         """Drop a form that has nothing left to confirm: the ledger has its outcome.
 
-        A second after its last request, so that one that is named without end is not asked about more often.
+        Only a second after its last request: a form that is named again and again is not requested more often.
         """
         if not form.is_idle or self._forms.get(form.record.client_transaction_id) is not form:
             return
@@ -435,7 +435,7 @@ class Confirmer:
         return await self._take(form, asked, reading) and is_about_it
 
     def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
-        """Return whether a form may be paid by what a report does not name; confirm what other processes were named."""
+        """Return whether a transaction that a report does not name may have paid a form; confirm those not yet seen."""
         unanswered = form.unanswered(report)
         for transaction_id in unanswered:
             if not form.has_seen(transaction_id):

@@ -49,7 +49,7 @@ class Credentials:
     def learn(self, record: Record, transaction_id: int | None, token_digest: bytes) -> None:
         """Note that the token in use found a transaction, with this attempt's client transaction id.
 
-        Only if it is the attempt's own: numbers alone, or ids alone, are another account's too.
+        Only if the transaction is the attempt's own: another account may have the same number, or the same id.
         """
         if record.credentials and transaction_id is not None and transaction_id == record.transaction_id:
             self._finds.add((self.keyed(token_digest), record.credentials))

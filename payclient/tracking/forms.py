@@ -140,7 +140,7 @@ class KeptLinks:
         asks.on_form_decided = self.drop
 
     async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
-        """Keep a form's links in the ledger while they live. Without them only this process can hand the form out."""
+        """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
         if not self._keeps:
             return
         kept = {"payment_id": result.payment_id, "prepared_at": prepared_at, "links": dict(result.links)}

@@ -61,7 +61,7 @@ class Health:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it cannot; empty if it can."""
+        """Why this process cannot charge or follow; empty if it can."""
         return (
             *(() if self.ledger_writable else ("the ledger takes no writes: nothing is sent",)),
             *(() if self.poller_alive else ("the poller is not running: outcomes are not followed",)),

@@ -80,7 +80,7 @@ class LateWrites:
         return granted
 
     async def write(self, record: Record, event: Event) -> Record:
-        """Write an attempt's event; later where the ledger fails, and the record returned says no more than it."""
+        """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
         try:
             record = await self._apply(record, event)
             self._written(record)

@@ -55,8 +55,8 @@ PRESUMED = 10
 class SharedRateLimit(RateLimit):
     """One rate for all processes of a ledger, in which each request is reserved.
 
-    Requests are reserved one at a time, each right before it is made. Which ask it is for is decided only
-    once the reservation has come: in a queue of reservations, notified asks would wait behind the routine.
+    Requests are reserved one at a time, each right before it is made. Which ask a request is for is decided only once
+    it is reserved: in a queue of reservations, notified asks would wait behind the routine.
     """
 
     def __init__(self, per_minute: float, ledger: Shared, clock: Clock, late: LateWrites) -> None:
@@ -74,7 +74,7 @@ class SharedRateLimit(RateLimit):
         return max(self._reserved_from, self._paused_until)
 
     def note_request(self, now: float) -> None:
-        """Use up the reserved request. One that could not wait for a reservation delays the next of all processes."""
+        """Use up the reserved request. A request made without a reservation delays the next one of all processes."""
         if self._reserved_from == float("inf"):
             self._unwritten_pause = max(self._unwritten_pause, self.gap)
         self._reserved_from = float("inf")
@@ -219,7 +219,7 @@ class Leases:
             await self._take_over([each for each in newest.values() if not each.state.decided])
 
     async def _take_over(self, records: Sequence[Record]) -> None:
-        """Follow asks that are held here. Where the ledger fails amid that, it is done again in the next round."""
+        """Follow asks that are held here. What a failure of the ledger leaves over is done in the next round."""
         if not records:
             return
         try:
@@ -250,7 +250,7 @@ class Leases:
     # --- What others wrote
 
     def _note_change(self, client_transaction_id: str | None) -> None:
-        """Read the ask again that another process wrote; with None, any may be: read all that somebody waits for."""
+        """Read an ask again that another process wrote; with None all that somebody waits for: any may have changed."""
         self._poller.asks.touch()
         if client_transaction_id is None:
             self._changed.update(

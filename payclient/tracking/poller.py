@@ -117,7 +117,7 @@ class Poller:
 
     @property
     def is_alive(self) -> bool:
-        """Whether nothing that is due has waited too long for the timer."""
+        """Whether asks are looked at in time once they are due."""
         due = max(self.asks.due.first(), self._looked_at)
         return not self.asks.closed and self.clock.monotonic() - due < MOST_LATE
 

@@ -157,7 +157,7 @@ class StatusQueries:
         return taken
 
     async def write(self, record: Record, reading: Reading) -> Record:
-        """Log and write what an answer means for an attempt, and return it as it is then."""
+        """Log and write what an answer means for an attempt, and return the attempt's record after that."""
         if await is_noted(self._asks.ledger, record, reading.events):
             return record
         _alarm(record, reading)
@@ -180,9 +180,9 @@ class StatusQueries:
 
 
 def _is_overtaken(ask: Followed, query: TransactionRef, *, was_paid: bool) -> bool:
-    """Return whether another process has meanwhile found it paid, or tied it to another transaction than was asked for.
+    """Return whether another process has meanwhile found the ask paid, or bound it to another transaction.
 
-    The answer to this query may be older then, or about something else.
+    The answer to this query may then be out of date, or about something else.
     """
     tied_to = ask.record.transaction_id
     is_another = tied_to is not None and query.candidate_id not in (None, tied_to)
@@ -218,12 +218,12 @@ class Refusals:
             raise NotSentError("a query could not be made in time by the rate")
 
     async def find_refused(self, before: Record) -> Record | None:
-        """Query a refused attempt that may exist, before another one is sent; None: another one may be sent.
+        """Query a refused attempt that may exist, before another one is sent.
 
-        It may exist if it was notified, or was refused as existing: the one query after such a refusal may have lagged.
-        An archived one may have been notified: the ledger keeps that no more.
-        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
-        and `NotSentError` if nobody can tell.
+        A refused attempt may exist if it was notified, or refused as existing: the query after such a refusal may have
+        come too early. An archived one may have been notified: the ledger keeps that no more.
+        Returns the attempt's record if it turns out to be paid, and None where another one may be sent. Raises
+        `CustomerBusyError` while the attempt is open, and `NotSentError` if nobody can tell.
         """
         identifier = before.client_transaction_id
         may_exist = before.archived or before.notified_at is not None

@@ -65,7 +65,7 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 
 
 async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
-    """Return the forms that were cancelled since a UTC time and are so still, and may be paid all the same."""
+    """Return the forms that were cancelled since a UTC time, are still cancelled, and may be paid all the same."""
     cursor, found = await _cursor_at(ledger, since), set()
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor
@@ -80,7 +80,7 @@ async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
-    """Return whether these are one conflict that the attempt's history has already: its alarm was raised then."""
+    """Return whether the events are one conflict that the attempt's history has: it was written and logged before."""
     if len(events) != 1 or not isinstance(events[0], Conflicted):
         return False
     what = events[0].what

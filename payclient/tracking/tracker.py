@@ -46,7 +46,7 @@ DECISIONS: Mapping[str, type[Decision]] = MappingProxyType(
 
 
 def objection(record: Record, as_: str) -> str | None:
-    """Return why the record is not decided so by hand; None if it may be."""
+    """Return why a person may not decide the record so; None: a person may."""
     kind = DECISIONS[as_]
     if kind in TRANSITIONS[record.state]:
         return None

@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import attrs
@@ -123,6 +124,29 @@ async def test_a_sale_that_is_not_answered_in_time_is_unknown(service: FakeServi
         service.decide("Aceptado")
         assert (await outcome_of(service, await pending_of(tracker))).paid is True
     assert service.posted == {"order-17": 1}
+
+
+async def test_closing_goes_on_where_its_caller_is_cancelled_again(
+    service: FakeService, tmp_path: Path
+) -> None:
+    """As under anyio, which cancels whatever is awaited: the answer is on record, and nothing is left running."""
+    service.scripts = [held := Held()]
+    options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": PROFILE, "transport": service}
+
+    async def charge() -> None:
+        async with payclient.open_tracker("https://pay.example", "token", **options) as tracker:
+            await tracker.sale(sale())
+
+    caller = asyncio.create_task(charge())
+    await held.there.wait()
+    while not caller.done():
+        caller.cancel()
+        await asyncio.sleep(0)
+    held.go.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=60)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with payclient.open_tracker("https://pay.example", "token", **options) as tracker:
+        assert (await pending_of(tracker)).transaction_id == 1000
 
 
 async def test_a_reversal_that_is_not_answered_in_time_stays_open(service: FakeService) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_from_env
-from payclient.clock import Clock, Timeouts
+from payclient.clock import Clock, Timeouts, outlive, start
 from payclient.errors import ConfigurationError
 from payclient.ledger import open_ledger
 from payclient.logs import Log
@@ -73,21 +73,24 @@ async def open_tracker(
             "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
             'is charged again; use ledger="sqlite:PATH"',
         )
-    async with session:
+    opened = AsyncExitStack()
+    try:
+        await opened.enter_async_context(session)
         book = await open_ledger(ledger, create=create)
-        try:
-            async with Tracker(
-                session,
-                book,
-                status=status,
-                schedule=schedule,
-                clock=clock,
-                keep_links=keep_links,
-                drain=drain,
-            ) as tracker:
-                yield tracker
-        finally:
-            await book.aclose()
+        opened.push_async_callback(book.aclose)
+        tracker = Tracker(
+            session,
+            book,
+            status=status,
+            schedule=schedule,
+            clock=clock,
+            keep_links=keep_links,
+            drain=drain,
+        )
+        yield await opened.enter_async_context(tracker)
+    finally:
+        # Closing goes on where its caller is cancelled meanwhile, as anyio cancels whatever is awaited.
+        await outlive(start(opened.aclose()))
 
 
 class TrackerOptions(TypedDict, total=False):

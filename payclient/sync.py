@@ -484,6 +484,8 @@ class Charges(Iterator[ChargeResult]):
 def _opening(
     function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]],
 ) -> Callable[_P, Tracker]:
+    """Make a function that opens an async tracker one that returns a tracker without `await`, not opened yet."""
+
     @functools.wraps(function)
     def open_tracker(*args: _P.args, **options: _P.kwargs) -> Tracker:
         return Tracker(lambda: function(*args, **options))

@@ -141,7 +141,7 @@ class Batch:
                     self._fail(each, database.unavailable(error, "read"))
 
     async def _get(self, database: Database, gets: list[Get]) -> None:
-        """Find with one look-up the records of all."""
+        """Answer all by one look-up; where the database does not take an id, each by a look-up of its own."""
         if not gets:
             return
         try:

@@ -178,6 +178,7 @@ def _object(members: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
 
 
 def _schema(hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of an argument's type."""
     if hint is Fault:
         schema = _object({one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)})
         schema["properties"]["kind"] = {"enum": list(KINDS)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import attrs
 import pytest
@@ -327,6 +328,47 @@ async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: L
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).transaction_id == 1000
+
+
+async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Lagging) -> None:
+    """Something in front repeats the POST: the first created it, as a notification tells, and the second is refused."""
+
+    async def notified() -> None:
+        service.decide("Aceptado")
+        assert await tracker.notify(hint(1000)) is Receipt.EARLY
+
+    service.scripts = [posted(1, when(notified, refuses(100)))]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@pytest.mark.parametrize("script", [FakeService.take, posted(1, refuses(100))], ids=["cancelled", "refused"])
+async def test_a_late_notification_outlives_its_process(
+    service: Lagging, ledger: Ledger, script: Script
+) -> None:
+    """The service answers no query when it comes; the next process asks, and a repeated one would be a duplicate."""
+    service.scripts, service.lags = [script], False
+    async with tracking(service, ledger) as tracker:
+        with suppress(payclient.RefusedError):
+            pending = await tracker.sale(sale())
+            service.decide("Cancelado")
+            assert (await outcome_of(service, pending, ledger=ledger)).paid is False
+        service.status_scripts = [reset] * 100
+        assert await tracker.notify(hint(1000)) is Receipt.LATE
+        await service.clock.advance(60)
+    service.status_scripts = []
+    service.decide("Aceptado")
+    async with tracking(service, ledger) as tracker:
+        for _ in range(10):
+            await service.clock.advance(1)
+            await ledger.get("what was queued before is written")
+        assert (await pending_of(tracker)).outcome.paid is True
+        queries = len(service.queries)
+    async with tracking(service, ledger) as tracker:
+        await service.clock.advance(60)
+    assert len(service.queries) == queries
 
 
 # --- Proofs of absence

@@ -412,10 +412,16 @@ class Attempts:
                 record = await self._asks.write(record, Conflicted(at=self._clock.time(), what=str(error)))
             return record
         record = await self._asks.write(record, event)
-        if isinstance(error, RefusedError) and attempt.kind == "sale" and self.refusals.says_exists(error):
-            # The service may list late what it says exists: query when its list has surely caught up.
-            self._poller.recheck(record, after=self._poller.policy.absent_after)
+        self._plan_queries(record, error)
         raise error
+
+    def _plan_queries(self, record: Record, error: Exception) -> None:
+        """Query an attempt that was refused, and may exist all the same."""
+        if record.state is State.REFUSED and record.notified_at is not None:
+            self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
+        if isinstance(error, RefusedError) and record.kind == "sale" and self.refusals.says_exists(error):
+            # An index that lags has caught up by then.
+            self._poller.recheck(record, after=self._poller.policy.absent_after)
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""

@@ -21,7 +21,7 @@ log: Log = Log("payclient.tracker")
 
 _NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 
-#: Seconds for which a process that begins looks back for forms that were paid after they had been given up.
+#: Seconds for which a process that begins looks back for what was decided, and may be paid all the same.
 LOOK_BACK = 86_400.0
 
 
@@ -64,19 +64,52 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     return list(named)
 
 
-async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
-    """Return the forms that were cancelled since a UTC time, are still cancelled, and may be paid all the same."""
+async def look_back(poller: Poller) -> None:
+    """Go on with what was cancelled or refused within `LOOK_BACK`, and may be paid all the same.
+
+    A process may have died before it had the answer to the confirmation of a form that was paid after its customer had
+    given it up, or to the query that a notification of what is decided is worth.
+    """
+    confirmer, ledger = poller.confirmer, poller.asks.ledger
+    if not confirmer.confirms and not poller.policy.can_query:
+        return
+    records = await unpaid_since(ledger, poller.clock.time() - LOOK_BACK)
+    await confirmer.recover(abandoned_forms(records))
+    for record in records:
+        is_confirmed = confirmer.confirms and record.kind == "form"
+        if not is_confirmed and await _may_be_unanswered(ledger, record):
+            poller.recheck(record)
+
+
+async def unpaid_since(ledger: Ledger, since: float) -> list[Record]:
+    """Return what was cancelled or refused since a UTC time, and is so still."""
     cursor, found = await _cursor_at(ledger, since), set()
+    unpaid = (State.CANCELLED, State.REFUSED)
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor
         found |= {
             change.client_transaction_id
             for change in changes
-            if change.after is State.CANCELLED and change.at >= since
+            if change.after in unpaid and change.at >= since
         }
     records = await ledger.get_many(list(found))
-    cancelled = [each for each in records.values() if each.state is State.CANCELLED and each.kind == "form"]
+    return [each for each in records.values() if each.state in unpaid]
+
+
+def abandoned_forms(records: Sequence[Record]) -> list[Record]:
+    """Return the forms of these that are cancelled, and may be paid all the same."""
+    cancelled = [each for each in records if each.state is State.CANCELLED and each.kind == "form"]
     return [each for each in cancelled if may_be_paid(each)]
+
+
+async def _may_be_unanswered(ledger: Ledger, unpaid: Record) -> bool:
+    """Return whether the query that a notification is worth may have had no answer yet."""
+    if unpaid.notified_at is None or unpaid.decided_at is None:
+        return False
+    if unpaid.state is State.REFUSED:
+        return True  # "not found" leaves no event
+    after = unpaid.notified_at >= unpaid.decided_at
+    return after and (await ledger.history(unpaid.client_transaction_id))[-1].event == Notified.__name__
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

@@ -28,7 +28,7 @@ from payclient.tracking.health import Health, look
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
-from payclient.tracking.recovery import LOOK_BACK, take_over
+from payclient.tracking.recovery import look_back, take_over
 from payclient.tracking.reversals import reverse, withdraw
 from payclient.validation import check_type, text_fault
 
@@ -130,7 +130,7 @@ class Tracker:
                 await self._poller.asks.leases.begin()
             else:
                 await take_over(self._poller, [record async for record in self._ledger.unfinished()])
-            await self._poller.confirmer.recover_abandoned(LOOK_BACK)
+            await look_back(self._poller)
         except (Exception, asyncio.CancelledError):  # nobody leaves what was not entered
             await self.aclose()
             raise

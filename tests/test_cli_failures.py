@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import zlib
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import PYTHON, ROOT, Said, Service, charge_arguments, crowd, read_report, rows_of, write_csv
+from cli_runs import (
+    PYTHON,
+    ROOT,
+    Said,
+    Service,
+    charge_arguments,
+    crowd,
+    read_report,
+    rows_of,
+    start,
+    wait_until,
+    write_csv,
+)
 from payclient.cli import main
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -90,6 +103,42 @@ def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(
     assert {line["paid"] for line in lines.values()} <= {"", "false"}
     assert len(sent) < 300
     assert {key for key, line in lines.items() if line["state"]} >= sent.keys()
+
+
+LOST_AT_THE_END = """
+import sys
+from payclient.cli import main
+from payclient.errors import LedgerUnavailableError
+from payclient.tracking.attempts import Attempts
+find, calls = Attempts.find, []
+async def lost(self, keys):
+    calls.append(keys)
+    if len(calls) > 2:
+        raise LedgerUnavailableError("the ledger could not be opened")
+    return await find(self, keys)
+Attempts.find = lost
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_ledger_that_is_lost_at_the_end_hides_nothing_that_was_sent(
+    silent: Service, tmp_path: Path
+) -> None:
+    """Of two customers who were asked the report says so, and of the third that nothing was sent."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("lost", 3)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "2")
+    with start(arguments, [sys.executable, "-c", LOST_AT_THE_END]) as process:
+        wait_until(lambda: len(silent.truth("lost-")) == 2)
+        assert process.stderr is not None
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            while "interrupted" not in process.stderr.readline():
+                assert process.poll() is None
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    lines = read_report(report)
+    assert {key for key, line in lines.items() if line["state"]} == silent.truth("lost-").keys()
+    assert {line["paid"] for line in lines.values()} == {""}
 
 
 FULL_AFTER_TWO_ROWS = """

@@ -140,10 +140,22 @@ class Run:
             chunk = {row.request.client_transaction_id: row for row in self._rows[begin : begin + CHUNK]}
             known = await tracker.attempts.find([*chunk])
             for key, row in chunk.items():
-                line = _ledger_line(
-                    tracker, row, known.get(key), retry_refused=self._limits.retry == "refused"
-                )
-                yield self.lines.get(key), line
+                yield self.lines.get(key), self._line(tracker, row, known.get(key))
+
+    def _line(self, tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
+        """Return the line of a row by the sale that has its id."""
+        # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
+        retry_refused = self._limits.retry == "refused"
+        if pending is None or LaneRow(row.request, row.purchase, pending).may_send(
+            retry_refused=retry_refused
+        ):
+            return line_of(row, None)
+        if tracker.attempts.is_same(row.request, row.purchase, pending):
+            return line_of(row, pending.outcome)
+        if pending.state is State.REFUSED:
+            return line_of(row, None)
+        words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
+        return line_of(row, None, DifferentRequestError(words))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
         """Count the rows by the ledger: those without a result, and those that changed after theirs.
@@ -156,9 +168,12 @@ class Run:
                     self._count(now)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
+            # What this process sent is not forgotten.
+            sales = {sale.client_transaction_id: sale for sale in tracker.open_sales()}
             for key, row in self._under_way.items():
                 if key not in self.lines:
-                    self._count(line_of(row, None, error))
+                    known = sales.get(key)
+                    self._count(self._line(tracker, row, known) if known else line_of(row, None, error))
 
     # --- What is counted and written
 
@@ -262,21 +277,6 @@ class Run:
             left = terminal.duration(now.expires_at - tracker.clock.time())
             words = text("run.until", count=now.pending, at=terminal.at(now.expires_at), left=left)
             self.progress.note("waiting", words, pending=now.pending, until=iso(now.expires_at))
-
-
-def _ledger_line(
-    tracker: Tracker, row: ChargeRow, pending: PendingSale | None, *, retry_refused: bool
-) -> Line:
-    """Return the line of a row by what the ledger has under its id."""
-    # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
-    if pending is None or LaneRow(row.request, row.purchase, pending).may_send(retry_refused=retry_refused):
-        return line_of(row, None)
-    if tracker.attempts.is_same(row.request, row.purchase, pending):
-        return line_of(row, pending.outcome)
-    if pending.state is State.REFUSED:
-        return line_of(row, None)
-    words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
-    return line_of(row, None, DifferentRequestError(words))
 
 
 def _is_news(before: Line, now: Line) -> bool:

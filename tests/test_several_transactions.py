@@ -334,6 +334,22 @@ async def test_an_index_that_lags_corrects_the_refusal_later(
     assert len([each for each in alarms(caplog) if "yet accepted" in each]) == 1
 
 
+@EXISTS
+async def test_the_later_look_at_a_refusal_outlives_its_process(service: FakeService, says: Script) -> None:
+    """The next process makes it when it is due."""
+    lagging(service, 300)
+    service.scripts = [posted(1, says)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    service.decide("Aceptado")
+    await service.clock.advance(100)
+    async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(490)
+        assert len(service.queries) == 1
+        await service.clock.advance(20)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
 async def test_a_second_refusal_is_looked_at_later_too(service: FakeService) -> None:
     """Tried again before the later look at the first attempt: the second one, which was created, is found as well."""
     lagging(service, 500)

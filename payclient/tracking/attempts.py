@@ -420,7 +420,7 @@ class Attempts:
         if record.state is State.REFUSED and record.notified_at is not None:
             self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
         if isinstance(error, RefusedError) and record.kind == "sale" and self.refusals.says_exists(error):
-            # An index that lags has caught up by then.
+            # The service may list late what it says exists: query when its list has surely caught up.
             self._poller.recheck(record, after=self._poller.policy.absent_after)
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:

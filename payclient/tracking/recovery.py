@@ -67,18 +67,20 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 async def look_back(poller: Poller) -> None:
     """Go on with what was cancelled or refused within `LOOK_BACK`, and may be paid all the same.
 
-    A process may have died before it had the answer to the confirmation of a form that was paid after its customer had
-    given it up, or to the query that a notification of what is decided is worth.
+    A process may have ended before it had the answer to the confirmation of a form that was paid after its customer had
+    given it up; or to the query of a decided attempt that was notified, or was refused as existing.
     """
-    confirmer, ledger = poller.confirmer, poller.asks.ledger
+    confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     if not confirmer.confirms and not poller.policy.can_query:
         return
-    records = await unpaid_since(ledger, poller.clock.time() - LOOK_BACK)
+    records = await unpaid_since(ledger, now - LOOK_BACK)
     await confirmer.recover(abandoned_forms(records))
     for record in records:
-        is_confirmed = confirmer.confirms and record.kind == "form"
-        if not is_confirmed and await _may_be_unanswered(ledger, record):
-            poller.recheck(record)
+        if confirmer.confirms and record.kind == "form":
+            continue
+        due = await _query_due(ledger, record, poller.policy.absent_after, now)
+        if due is not None:
+            poller.recheck(record, after=max(due - now, 0.0))
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> list[Record]:
@@ -102,14 +104,19 @@ def abandoned_forms(records: Sequence[Record]) -> list[Record]:
     return [each for each in cancelled if may_be_paid(each)]
 
 
-async def _may_be_unanswered(ledger: Ledger, unpaid: Record) -> bool:
-    """Return whether the query that a notification is worth may have had no answer yet."""
-    if unpaid.notified_at is None or unpaid.decided_at is None:
-        return False
-    if unpaid.state is State.REFUSED:
-        return True  # "not found" leaves no event
-    after = unpaid.notified_at >= unpaid.decided_at
-    return after and (await ledger.history(unpaid.client_transaction_id))[-1].event == Notified.__name__
+async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: float) -> float | None:
+    """Return when an unpaid attempt is queried once more, in UTC seconds; None: that was answered, or is not needed."""
+    decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
+    if unpaid.state is State.REFUSED and notified_at is not None:
+        return notified_at  # "not found" leaves no event
+    is_late = notified_at is not None and notified_at >= decided_at
+    is_young = unpaid.state is State.REFUSED and now < decided_at + 2 * absent_after
+    if not (is_late or is_young):
+        return None
+    last = (await ledger.history(unpaid.client_transaction_id))[-1]
+    if last.event == Notified.__name__:
+        return notified_at
+    return decided_at + absent_after if json.loads(last.detail or "{}").get("exists") else None
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

@@ -462,7 +462,7 @@ def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:
         # An unreadable report is not a verdict, so it is taken only where all are unreadable.
         chosen = min(accepted, key=lambda report: bool(report.unreadable))
     else:
-        # Among these an unreadable one comes first: unless all can be read, they decide nothing.
+        # Among these an unreadable one comes first: they decide only if all can be read.
         chosen = min(candidates, key=lambda report: (report.state != "Pendiente", not report.unreadable))
         if len({report.transaction_id for report in candidates}) > 1:
             chosen = attrs.evolve(chosen, transaction_id=None)

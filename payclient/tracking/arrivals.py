@@ -52,7 +52,8 @@ class Arrivals:
         if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_another:
             return Receipt.CONFLICT
         is_ours = record.transaction_id in (None, transaction_id)
-        if not (is_ours and DROPPED not in record.candidate_ids) and not self._may_note_another():
+        is_limited = not is_ours or DROPPED in record.candidate_ids
+        if is_limited and not self._may_note_another():
             return Receipt.CONFLICT
         at = self._clock.time()
         if not is_ours:

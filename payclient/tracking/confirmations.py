@@ -424,7 +424,7 @@ class Confirmer:
             asked.is_lost = not is_about_it
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
         elif not self._poller.policy.by_client_id:
-            return True
+            return True  # no query can find the form
         else:
             report = await self._session.status(client_transaction_id=identifier, repeat=False)
             if (report is None or report.state == "Cancelado") and not queries.can_see(record):

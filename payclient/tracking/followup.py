@@ -335,7 +335,7 @@ class Policy:
         return now >= ask.expires + FINAL_QUERY_DELAYS[0] * self.scale
 
     def note_query(self, ask: Followed, now: float) -> None:
-        """Note that a query is made. It is one of the last only when one is due: asking more often ends none early."""
+        """Note that a query is made. It counts as one of the last only when one is due, however many are made."""
         ask.queried_at, ask.is_answered = now, False
         is_left = not ask.record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
         if is_left and now >= self._final_due(ask):

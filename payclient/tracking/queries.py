@@ -265,13 +265,13 @@ class Refusals:
         )
 
     async def _find(self, before: Record) -> StatusReport | None:
-        """Query by each transaction id that was named, and by client transaction id; the report that decides most.
+        """Query by each transaction id that was named, then by client transaction id; return the first that decides.
 
-        None: nothing of this attempt is found, or a cancelled transaction alone.
+        None: nothing of this attempt is found, or only a cancelled transaction that was named.
         """
         named: list[int | None] = [each for each in reversed(before.candidate_ids) if each != DROPPED]
         policy, own_source = self._poller.policy, self._queries.source is not None
-        if own_source:  # it goes by whichever id it likes
+        if own_source:  # a user's own source chooses the id
             turns = named[:1] or [None]
         else:
             turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_client_id else ())]
@@ -310,8 +310,8 @@ class Refusals:
     ) -> Record | None:
         """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
 
-        The first of two POSTs creates, the second one is answered by 2061 or "duplicate". One query by client
-        transaction id tells the two apart. `lost` makes the attempt unknown.
+        A proxy may send a POST twice: the first creates, and the second is answered by 2061 or "duplicate". A query by
+        client transaction id shows whether that happened. `lost` is the event that makes the attempt unknown.
         """
         if not self.says_exists(refused):
             return None

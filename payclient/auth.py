@@ -64,6 +64,10 @@ def token_fault(token: object) -> str | None:
     return None
 
 
+#: The name of a file that is not there, and as long as this, may be the token itself: it is not shown.
+_LONG_NAME = 32
+
+
 class TokenFile:
     """The token of a file that another program writes anew from time to time; a session calls it for its token."""
 
@@ -75,16 +79,16 @@ class TokenFile:
     def read(self) -> str:
         """Return the token as it is now. Raises `ConfigurationError`."""
         # A pipe or a device might never end.
-        if self._path.exists() and not self._path.is_file():
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise ConfigurationError(
                 f"the token file {self._path} must be a regular file, not a directory, a pipe or a device"
             )
         try:
             token = self._path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
-            raise ConfigurationError(
-                f"the token file {self._path} cannot be read: {error.strerror}"
-            ) from None
+            is_named = len(self._path.name) < _LONG_NAME and os.path.isdir(self._path.parent)
+            name = self._path if is_named or os.path.exists(self._path) else "***"
+            raise ConfigurationError(f"the token file {name} cannot be read: {error.strerror}") from None
         if (fault := token_fault(token)) is not None:
             raise ConfigurationError(f"the token file {self._path}: {fault}")
         return token

@@ -78,6 +78,16 @@ def test_a_token_file_that_holds_none(tmp_path: Path, content: str | None) -> No
         payclient.open_tracker_from_env(ENVIRON | {"PAYCLIENT_TOKEN_FILE": str(file)})
 
 
+@pytest.mark.parametrize("token", ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "c2Vj/cmV0", "x" * 300])
+def test_a_token_in_the_place_of_its_file_is_not_shown(token: str) -> None:
+    """Nobody has a file of that name."""
+    with pytest.raises(
+        payclient.ConfigurationError, match=r"^the token file \*\*\* cannot be read: "
+    ) as caught:
+        payclient.open_tracker_from_env(ENVIRON | {"PAYCLIENT_TOKEN_FILE": token})
+    assert token[:4] not in str(caught.value)
+
+
 async def test_options_go_before_the_variables() -> None:
     """A ledger and a profile that are given need no variable."""
     environ = {name: ENVIRON[name] for name in ("PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN")}

@@ -188,3 +188,29 @@ def test_reversed_by_the_ledger(
     for other in (["--transaction-id", "999"], ["--client-transaction-id", "other"]):
         assert main(["reverse", *other, "--yes"]) == 2
     assert service.counts.reversed == before + 1
+
+
+@pytest.mark.parametrize(("state", "code"), [("accepted", 3), ("reversing", 4), ("reversed", 0)])
+def test_what_another_process_reverses_is_called_what_it_is(
+    service: SimulatorThread,
+    state: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Said,
+) -> None:
+    """It had the permit first: this call sends nothing, and tells what the ledger says then."""
+    name, url = f"cli-other-{state}", f"sqlite:{tmp_path / 'charges.db'}"
+    with sync.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
+        pending = tracker.sale(sale(name, store_id=name))
+        assert pending.transaction_id is not None
+        service.approve(pending.transaction_id)
+        outcome = pending.check()
+
+    async def reverse(*_: object) -> payclient.Outcome:
+        return attrs.evolve(outcome, state=payclient.State(state))
+
+    monkeypatch.setattr(payclient.Tracker, "reverse", reverse)
+    assert main(["reverse", "--client-transaction-id", name, "--ledger", url, "--yes"]) == code
+    said = capfd.readouterr()
+    assert ("reversed" in said.out, "still paid" in said.err) == (code == 0, code == 3)

@@ -188,9 +188,10 @@ def _undo(
         return _complain(error)
     except (RefusedError, TransportError) as error:
         return _complain(error)
-    if outcome is not None and outcome.state is State.REVERSING:
-        terminal.complain(text("undo.no_answer"))
-        return 4
+    if outcome is not None and outcome.state is not State.REVERSED:
+        still_paid = outcome.state is State.ACCEPTED  # another process was refused
+        terminal.complain(text("undo.still_paid" if still_paid else "undo.no_answer"))
+        return 3 if still_paid else 4
     terminal.out().print(text(f"undone.{operation}"))
     return 0
 

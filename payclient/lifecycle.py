@@ -29,7 +29,7 @@ than the total time-out and a grace. It becomes UNKNOWN. Whatever else is open i
 - UNKNOWN: a query that finds it, which binds its transaction id; or proof that it is absent: two queries by client
   transaction id, late enough and far enough apart, under the credentials that sent it, that find nothing. Ids that an
   answer or a notification named are *candidates*: each is queried before absence is proven.
-- PENDING: the customer. Queries ask for the answer; a notification only makes one query come sooner.
+- PENDING: the customer. Queries look for the answer; a notification only makes one query come sooner.
 - EXPIRED: the service's last word. The window passed by our clock, which presumes that nobody paid and proves nothing.
 - ACCEPTED, CANCELLED, REFUSED: nothing. They are decided, by the service's word, by proof, or by a named operator. A
   later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm.
@@ -90,7 +90,7 @@ __all__ = ["TRANSITIONS", "Record", "State", "advance"]
 #: Candidate ids that one attempt keeps.
 MOST_CANDIDATES = 16
 
-#: Among the candidate ids, where more came than are kept: some were never asked for. No transaction has this id.
+#: Among the candidate ids, where more came than are kept: some were never queried. No transaction has this id.
 DROPPED = 0
 
 
@@ -116,7 +116,7 @@ class State(enum.StrEnum):
     #: Accepted, and given back since.
     REVERSED = "reversed"
 
-    #: Accepted, cancelled, refused or reversed. No property: it is asked several times for every sale.
+    #: Accepted, cancelled, refused or reversed. No property: every sale reads it several times.
     decided: bool
 
     def __init__(self, value: str) -> None:
@@ -154,7 +154,7 @@ class Record:
     #: Transaction ids that an answer or notifications named while none was ours, less those that proved to be
     #: another's; that of an answer is the first. With `DROPPED` among them there were more.
     candidate_ids: tuple[int, ...] = ()
-    #: When the permit was asked for.
+    #: When the permit was requested.
     created_at: float = 0.0
     #: When the customer can no longer approve; None until known.
     expires_at: float | None = None

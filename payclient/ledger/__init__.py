@@ -267,7 +267,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
 
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
-    url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - asks no disk
+    url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
     if (source := _sqlite_path(url)) is not None:
         from payclient.ledger.sqlite import SqliteLedger
 

@@ -22,7 +22,7 @@ log: Log = Log("payclient.ledger")
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
-#: States of an ask whose purchase is open. The other half of the rule is in `holds`.
+#: States of an ask whose purchase is open. The other half of the rule is in `holds_purchase`.
 _OPEN = (State.SENDING, State.UNKNOWN, State.PENDING)
 
 _TEXT = 500
@@ -48,7 +48,7 @@ def _legal_moves() -> str:
     return f"CASE before {' '.join(cases)} ELSE false END"
 
 
-#: The rule of `holds` in SQL: whether a record keeps another ask of its purchase, `new`, from its permit.
+#: The rule of `holds_purchase` in SQL: whether a record keeps another ask of its purchase, `new`, from its permit.
 _HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
     )) OR (kind = 'form' AND NOT new.beside_open_form AND (
@@ -244,7 +244,7 @@ def describe(event: Event) -> str | None:
 # What the asks of one purchase allow: the same rule as `_HOLDS`
 
 
-def holds(known: Record, new: Record) -> bool:
+def holds_purchase(known: Record, new: Record) -> bool:
     """Return whether a known ask denies its permit to a new one of the same purchase: it is paid, or may yet be."""
     state, evidence = known.state, known.evidence
     if state in PAID:
@@ -252,7 +252,7 @@ def holds(known: Record, new: Record) -> bool:
     if known.kind == "form" and new.beside_open_form:
         return False
     if state is State.EXPIRED and evidence is not Evidence.LAST_QUERY:
-        return True
+        return True  # its last query is to come, and may find it paid
     if known.kind != "form":
         return state in _OPEN
     if known.links_dead_at is not None and known.links_dead_at <= new.created_at:
@@ -301,7 +301,7 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
     held = [
         each
         for each in asks
-        if each.purchase == purchase and each.client_transaction_id != mine and holds(each, new)
+        if each.purchase == purchase and each.client_transaction_id != mine and holds_purchase(each, new)
     ]
     return max(held, key=lambda each: (each.state in PAID, each.created_at), default=None)
 

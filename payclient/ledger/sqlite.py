@@ -278,7 +278,7 @@ class SqliteLedger(StoredLedger):
         be opened.
         """
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
-        path = os.path.abspath(path)  # noqa: ASYNC240 - asks no disk
+        path = os.path.abspath(path)  # noqa: ASYNC240 - reads no disk
         opening = (
             partial(open_to_read, path) if read_only else partial(open_file, path, connect, create=create)
         )

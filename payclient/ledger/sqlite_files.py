@@ -49,7 +49,7 @@ _SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("fullfsync", "ON", 1),  # macOS: there a plain fsync reaches no disk
     ("checkpoint_fullfsync", "ON", 1),
     ("foreign_keys", "ON", 1),
-    ("recursive_triggers", "ON", 1),  # so that REPLACE asks the triggers too
+    ("recursive_triggers", "ON", 1),  # so that REPLACE fires the triggers too
     ("trusted_schema", "OFF", 0),
     ("secure_delete", "ON", 1),  # a form's link that is dead is in no page of the file
     ("temp_store", "MEMORY", 2),  # nothing of the ledger in a file elsewhere
@@ -122,7 +122,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
             raise _missing(path)
         lock = OwnerLock(f"{path}-lock", owner)
         with suppress(FileExistsError):
-            # Made here, since SQLite would ask the umask; -wal and -shm take the mode of their file.
+            # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         check_file(path)
         return _opened(path, connect, create, lock)
@@ -143,7 +143,7 @@ def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenF
     connection = connect(path)
     try:
         _set(connection, *_SETTINGS[0])
-        # Asked before anything is changed: a file that is not ours stays as it was.
+        # Read before anything is changed: a file that is not ours stays as it was.
         made = _is_made(connection)
         if not made and not create:
             raise _missing(path)

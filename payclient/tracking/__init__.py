@@ -1,8 +1,8 @@
 """From a request to its outcome: sends through the ledger, and follows what is open to its end.
 
 `tracker` is the front door, which `context` opens, `attempts` the only way to send, `poller` the only loop. What they
-decide by is pure: `followup` says when to query and by which id, `evidence` what an answer means, `confirmations` what
-is asked about a form that came back, `rate_limit` when the next request may be made.
+decide by is pure: `followup` says when to query and by which id, `evidence` what an answer means, `confirmations` which
+ids of a form that came back are confirmed, `rate_limit` when the next request may be made.
 """
 
 from payclient.tracking.context import open_tracker, open_tracker_from_env

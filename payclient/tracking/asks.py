@@ -143,7 +143,7 @@ class OpenAsks:
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
                 self.update(ask, record)
-            if ask.elsewhere and self.holds(ask):
+            if ask.elsewhere and self.has(ask):
                 self._follow_again(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
@@ -194,13 +194,13 @@ class OpenAsks:
         """Return every open ask."""
         return (ask for ask in tuple(self._asks.values()) if not ask.record.state.decided)
 
-    def holds(self, ask: Followed) -> bool:
+    def has(self, ask: Followed) -> bool:
         """Return whether the index has this ask, and not a newer attempt, under its id."""
         return self._asks.get(ask.record.client_transaction_id) is ask
 
     def drop(self, ask: Followed) -> None:
         """Remove the ask from the index, unless a newer attempt has taken its place."""
-        if self.holds(ask):
+        if self.has(ask):
             del self._asks[ask.record.client_transaction_id]
 
     def plan_next(self, ask: Followed, now: float) -> None:

@@ -98,7 +98,7 @@ class Attempt:
     result: PrepareResult | None = attrs.field(default=None, repr=False)
     #: UTC seconds.
     prepared_at: float = 0.0
-    #: As its permit was asked for; None: it was not.
+    #: The record that the permit inserts; None before, and where it was denied.
     record: Record | None = None
     #: The INSERT was committed, and the send may go on.
     granted: bool = False
@@ -228,14 +228,14 @@ class Attempts:
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:
-            # A form has no lane; without a permit the service was not asked.
+            # A form has no lane; without a permit nothing was sent.
             if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None:
-                event = self._closed(attempt, record)
+                event = self._event_of_close(attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
@@ -261,7 +261,7 @@ class Attempts:
         return found
 
     async def _send_new(self, attempt: Attempt, before: Record | None) -> Record:
-        """Ask for the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
+        """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
         own = attempt.client_transaction_id if before is None else before.purchase
         purchase = attempt.purchase or own
         if attempt.purchase is not None or purchase != attempt.client_transaction_id:
@@ -296,7 +296,7 @@ class Attempts:
         # A link may be loaded as late as it is handed out, and then lives once more.
         return Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
 
-    def _closed(self, attempt: Attempt, record: Record) -> Event:
+    def _event_of_close(self, attempt: Attempt, record: Record) -> Event:
         """Return the event of a send that a closing tracker ended."""
         if attempt.result is not None:
             return self._prepared(self._clock.time())  # its caller has the links
@@ -328,7 +328,7 @@ class Attempts:
             )
 
     def _record(self, attempt: Attempt, before: Record | None, purchase: str) -> Record:
-        """Return the attempt as its permit is asked for."""
+        """Return the record that the permit inserts."""
         wall, policy = self._clock.time(), self._poller.policy
         return Record(
             client_transaction_id=attempt.client_transaction_id,

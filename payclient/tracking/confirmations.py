@@ -82,7 +82,7 @@ class Confirmation:
 class ReturnedForm(Scheduled):
     """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
 
-    __slots__ = ("asked", "confirmations", "found", "record", "report", "tried_at", "window", "writing")
+    __slots__ = ("confirmations", "current", "found", "record", "report", "tried_at", "window", "writing")
 
     def __init__(self, record: Record, window: float) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ class ReturnedForm(Scheduled):
         #: Transaction id -> when a status query first found it accepted.
         self.found: dict[int | None, float] = {}
         self.tried_at: float = NEVER
-        #: What is being asked right now.
-        self.asked: Confirmation | None = None
+        #: The confirmation whose request is in flight.
+        self.current: Confirmation | None = None
         self.report: StatusReport | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to ask, so that the ledger knows all that there is."""
+        """Whether no request is left to make, so that the ledger has all that there is."""
         busy = self.open() or self.writing or self.task is not None
         return not busy and (self.record.state.decided or not (self.found or self.record.candidate_ids))
 
@@ -115,7 +115,7 @@ class ReturnedForm(Scheduled):
         return [each for each in self.confirmations.values() if each.open]
 
     def has_room_for(self, transaction_id: int | None) -> bool:
-        """Return whether one more id may be asked about."""
+        """Return whether this id may be confirmed: it came before, or few others are open."""
         return self.has_seen(transaction_id) or len(self.open()) + len(self.writing) < MOST_IDS
 
     def has_seen(self, transaction_id: int | None) -> bool:
@@ -149,17 +149,17 @@ class ReturnedForm(Scheduled):
         return found
 
     def due(self, now: float) -> float | None:
-        """Return when the next request is made; None: nothing is left to ask."""
+        """Return when the next request is made; None: no request is left."""
         following = self._next(now)
         return None if following is None else max(following.due, self.rested_at)
 
     def next_request(self, now: float) -> Confirmation | None:
         """Return the confirmation to be requested now, and count the try; None: none is open."""
-        self.asked = self._next(now)
-        if self.asked is not None:
-            self.asked.tries += 1
+        self.current = self._next(now)
+        if self.current is not None:
+            self.current.tries += 1
             self.tried_at = now
-        return self.asked
+        return self.current
 
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
@@ -173,18 +173,18 @@ class ReturnedForm(Scheduled):
 
     def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
         """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
-        asked, self.asked = self.asked, None
+        current, self.current = self.current, None
         if self.record.state in OVER:
             self.close()
-        if asked is None or not asked.open:
+        if current is None or not current.open:
             return False
-        if settled or now - asked.begun > self.window:
-            asked.open = False
+        if settled or now - current.begun > self.window:
+            current.open = False
         else:
             scale = self.window / NORMAL_WINDOW
-            asked.due = now + max(BACK_OFF[min(asked.tries, len(BACK_OFF)) - 1] * scale, wait)
-        asked.wake()
-        return not settled and not asked.open
+            current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
+        current.wake()
+        return not settled and not current.open
 
     def close(self) -> None:
         """Close every confirmation."""
@@ -357,12 +357,12 @@ class Confirmer:
     async def request(self, form: ReturnedForm, now: float) -> None:
         """Make the next request about a form, if one is left, take the answer, and plan the one after it."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
-        asked, queries = form.next_request(now), self._poller.queries
+        current, queries = form.next_request(now), self._poller.queries
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
-            await self._put_on_record(form, asked)
-            settled = asked is None or form.record.state in OVER or await self._ask(form, asked)
+            await self._put_on_record(form, current)
+            settled = current is None or form.record.state in OVER or await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
@@ -370,58 +370,58 @@ class Confirmer:
             what = "confirmations are refused (401): is the token still good?"
             queries.say("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
-            settled = asked is None or await self._refused(form, asked, refused)
+            settled = current is None or await self._refused(form, current, refused)
         except PayError as error:
-            if asked is not None and asked.transaction_id is not None:
-                asked.is_lost |= isinstance(error, OutcomeUnknownError)
+            if current is not None and current.transaction_id is not None:
+                current.is_lost |= isinstance(error, OutcomeUnknownError)
             what = f"a confirmation failed: {type(error).__name__}"
             queries.say("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
-        self._plan_next(form, asked, settled, wait)
+        self._plan(form, current, settled, wait)
 
-    async def _put_on_record(self, form: ReturnedForm, asked: Confirmation | None) -> None:
+    async def _put_on_record(self, form: ReturnedForm, current: Confirmation | None) -> None:
         """Write the transaction id that is confirmed next to the ledger, unless the ledger has it already.
 
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
-        if asked is None or asked.transaction_id is None or asked.on_record or record.state in OVER:
+        if current is None or current.transaction_id is None or current.on_record or record.state in OVER:
             return
-        if asked.transaction_id in form.writing:
+        if current.transaction_id in form.writing:
             return  # `_write_return` is writing it
-        if asked.transaction_id not in (record.transaction_id, *record.candidate_ids):
+        if current.transaction_id not in (record.transaction_id, *record.candidate_ids):
             # What a browser brought may be forged: only what a query found is the service's word.
-            named = FoundPending if asked.transaction_id in form.found else Returned
-            event = named(at=self._clock.time(), transaction_id=asked.transaction_id)
+            named = FoundPending if current.transaction_id in form.found else Returned
+            event = named(at=self._clock.time(), transaction_id=current.transaction_id)
             form.record = await self._asks.write(record, event)
-        asked.on_record = asked.transaction_id in (form.record.transaction_id, *form.record.candidate_ids)
+        current.on_record = current.transaction_id in (form.record.transaction_id, *form.record.candidate_ids)
 
-    def _plan_next(self, form: ReturnedForm, asked: Confirmation | None, settled: bool, wait: float) -> None:
+    def _plan(self, form: ReturnedForm, current: Confirmation | None, settled: bool, wait: float) -> None:
         """Plan the request after one that was made; forget a form that needs none."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(now, settled=settled, wait=wait)
         if given_up:
-            if asked is not None and asked.transaction_id is not None:
+            if current is not None and current.transaction_id is not None:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-            is_asked_no_more = record.state in (State.CANCELLED, State.EXPIRED)
-            if is_asked_no_more and self._clock.time() < policy.closed_until(record):
-                # A confirmation may have been carried out: ask until there is an answer.
+            is_queried_no_more = record.state in (State.CANCELLED, State.EXPIRED)
+            if is_queried_no_more and self._clock.time() < policy.closed_until(record):
+                # A confirmation may have been carried out: query until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)
         self.forget(form)
 
-    async def _ask(self, form: ReturnedForm, asked: Confirmation) -> bool:
-        """Confirm an id, or query a form whose browser came back cancelled. Return whether nothing is left to ask."""
-        record, transaction_id, is_about_it = form.record, asked.transaction_id, True
+    async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
+        """Confirm an id, or query a form whose browser came back cancelled. Return whether that settles it."""
+        record, transaction_id, is_about_it = form.record, current.transaction_id, True
         identifier, queries = record.client_transaction_id, self._poller.queries
         if transaction_id is not None:
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
             is_about_it = confirmed.transaction_id == transaction_id
-            asked.is_lost = not is_about_it
+            current.is_lost = not is_about_it
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
         elif not self._poller.policy.by_client_id:
             return True  # no query can find the form
@@ -433,7 +433,7 @@ class Confirmer:
                 return True
             reading = read_form(record, report, self._clock.time())
         # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
-        return await self._take(form, asked, reading) and is_about_it
+        return await self._take(form, current, reading) and is_about_it
 
     def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Return whether a transaction that a report does not name may have paid a form; confirm those not yet seen."""
@@ -444,10 +444,10 @@ class Confirmer:
         self.forget(form)
         return bool(unanswered)
 
-    async def _take(self, form: ReturnedForm, asked: Confirmation, reading: Reading) -> bool:
-        """Write what an answer means, and return whether that settles what was asked."""
-        asked.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
-        if asked.declined and self._may_be_paid_by_another(form, reading.report):
+    async def _take(self, form: ReturnedForm, current: Confirmation, reading: Reading) -> bool:
+        """Write what an answer means, and return whether that settles the confirmation."""
+        current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
+        if current.declined and self._may_be_paid_by_another(form, reading.report):
             return False
         form.report = reading.report or form.report
         if reading.conflict is not None:
@@ -456,23 +456,23 @@ class Confirmer:
         form.record = await self._poller.queries.write(form.record, reading)
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
-        is_over = form.record.state in OVER or (asked.declined and form.record.state.decided)
+        is_over = form.record.state in OVER or (current.declined and form.record.state.decided)
         return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
-    async def _refused(self, form: ReturnedForm, asked: Confirmation, refused: RefusedError) -> bool:
+    async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:
         """Return whether the id is left alone: the service answered "no such transaction" often enough."""
-        asked.is_lost = False
-        asked.refusals += refused.error_code in self._session.profile.not_found_codes
+        current.is_lost = False
+        current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
-        if asked.refusals < MOST_REFUSALS:
+        if current.refusals < MOST_REFUSALS:
             what = f"a confirmation was refused: {refused.error_code}"
             self._poller.queries.say("confirmation_refused", identifier, what)
             return False
-        what = f"confirming transaction {asked.transaction_id}: no such transaction"
+        what = f"confirming transaction {current.transaction_id}: no such transaction"
         # From another account "no such transaction" proves nothing about a confirmation sent from ours.
         closed = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
         event = Conflicted(
-            at=self._clock.time(), what=what, candidate_id=asked.transaction_id if closed else None
+            at=self._clock.time(), what=what, candidate_id=current.transaction_id if closed else None
         )
         form.record = await self._asks.write(form.record, event)
         return True

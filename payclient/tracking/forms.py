@@ -23,7 +23,7 @@ from payclient.errors import (
     RefusedError,
     TrackerClosedError,
 )
-from payclient.ledger.records import holds
+from payclient.ledger.records import holds_purchase
 from payclient.lifecycle import Record, State
 from payclient.models import FormLinks, PrepareRequest, PrepareResult, derive_id
 from payclient.secret import Secret
@@ -38,7 +38,7 @@ __all__ = ["FormLink", "PaymentForm"]
 #: Forms that are tried one after another, where the service or another process has each of their ids.
 GENERATIONS = 8
 
-#: Seconds after which the ledger is asked again to delete what it could not.
+#: Seconds after which the links that the ledger could not delete are deleted once more.
 AGAIN = 60.0
 
 #: Seconds from one look to the next at a form that another process prepares right now.
@@ -314,7 +314,7 @@ class Forms:
         links: dict[str, str] | None = None
         for record in asks:
             identifier = record.client_transaction_id
-            if not holds(record, further):
+            if not holds_purchase(record, further):
                 continue  # it keeps no other ask of the purchase from being sent
             if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
                 return None  # it is paid, or came back and may be

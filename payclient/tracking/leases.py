@@ -48,7 +48,7 @@ A_YEAR = 365 * 86400.0
 #: Seconds after which a request that was reserved and not made is given up.
 UNUSED = 1.0
 
-#: The number of processes that is presumed to share the rate while the ledger cannot be asked for a turn.
+#: The number of processes that is presumed to share the rate while the ledger fails to reserve a turn.
 PRESUMED = 10
 
 

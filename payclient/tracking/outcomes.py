@@ -43,7 +43,7 @@ class Outcome:
     - `state`: Where the sale stands.
     - `evidence`: What the state rests on.
     - `transaction_id`: The service's id; None where none is known.
-    - `created_at`: When the permit was asked for, right before the first byte.
+    - `created_at`: When the permit was requested, right before the first byte.
     - `notified_at`: When a notification came (§6). It says that the customer acted, not how.
     - `decided_at`: When it was decided; None until then.
     - `error`: Of a refused attempt.

@@ -225,7 +225,7 @@ class Poller:
         if item.task is not None:
             return  # what runs plans the next look
         if isinstance(item, Followed):
-            if self.asks.holds(item):
+            if self.asks.has(item):
                 self._look_at_ask(item, now)
         elif isinstance(item, ReturnedForm):
             if item.line:
@@ -275,7 +275,7 @@ class Poller:
         now = self.clock.monotonic()
         while self._to_expire and len(self._expiries) < EXPIRIES_AT_ONCE:
             ask = self._to_expire.popleft()
-            if ask.task is None and self.asks.holds(ask):
+            if ask.task is None and self.asks.has(ask):
                 self._run(ask, self._expire(ask), self._expiries)
         while self.rate.ready_at() <= now and self._start_request(now):
             pass
@@ -301,7 +301,7 @@ class Poller:
         """Make the next request of an item, now that it is its turn."""
         if isinstance(item, Followed):
             checked = self._starting.pop(item, None)
-            if item.task is None and self.asks.holds(item) and (checked or not item.elsewhere):
+            if item.task is None and self.asks.has(item) and (checked or not item.elsewhere):
                 self.rate.note_request(now)
                 self._run(item, self._run_query(item), self._requests)
             if checked is not None:
@@ -349,7 +349,7 @@ class Poller:
         try:
             now = self.clock.monotonic()
             await self._bring_up_to_date(ask, now)
-            if self.asks.holds(ask):
+            if self.asks.has(ask):
                 report = await self._query_once(ask, now)
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
@@ -376,7 +376,7 @@ class Poller:
     def _ended(self, ask: Followed) -> None:
         """Plan the next look at an ask whose query or expiry has ended."""
         ask.task = None
-        if self.asks.closed or not self.asks.holds(ask):
+        if self.asks.closed or not self.asks.has(ask):
             return
         now = self.clock.monotonic()
         if ask.record.state.decided:
@@ -386,7 +386,7 @@ class Poller:
         else:
             self.asks.plan_next(ask, now)
 
-    # --- What is asked of it
+    # --- What others call
 
     def handle(self, record: Record) -> PendingSale:
         """Return the handle of an attempt, which is followed from now on."""

@@ -24,7 +24,7 @@ class Purchase:
     """What is known of one purchase at this moment.
 
     - `key`: The name that the merchant gave it.
-    - `asks`: One outcome for each client transaction id that was asked with, the oldest first.
+    - `asks`: One outcome for each client transaction id of an ask, the oldest first.
     - `held_until`: Until when, about, an open ask keeps another one from being sent, in UTC seconds since the epoch: a
       push request, or a form whose links may still be paid, also where its customer closed it. None: another ask may be
       sent now, or the purchase is paid.

@@ -74,7 +74,7 @@ class StatusQueries:
     async def query(self, ask: Followed, query: TransactionRef) -> StatusReport | None:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
         was_paid = ask.record.state in PAID
-        answered, report = await self._ask(ask, query)
+        answered, report = await self._request(ask, query)
         if not answered or _is_overtaken(ask, query, was_paid=was_paid):
             return None
         if report is None:
@@ -90,7 +90,7 @@ class StatusQueries:
             answered = await self._poller.wait_for_turn(self._policy.total_timeout)
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
-                answered, report = await self._ask(ask, by_client_id)
+                answered, report = await self._request(ask, by_client_id)
             if not answered or _is_overtaken(ask, query, was_paid=was_paid):
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
@@ -101,8 +101,8 @@ class StatusQueries:
         """Return monotonic and UTC time, and the digest of the token that the last request was signed with."""
         return self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
 
-    async def _ask(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
-        """Make one request, and return whether an answer came, and the report."""
+    async def _request(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
+        """Make one status request. Return whether an answer came, and the report (None: "not found")."""
         made_at, rate = self._clock.monotonic(), self._poller.rate
         try:
             report = await self.status(query)

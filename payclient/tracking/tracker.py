@@ -64,7 +64,7 @@ def objection(record: Record, as_: str) -> str | None:
 class Tracker:
     """Charges through a ledger and knows what happened. Opened by `async with`, for one event loop.
 
-    `status` is another way to ask for a status; the default is the session's, if its profile names one. Without
+    `status` is another way to query a status; the default is the session's, if its profile names one. Without
     any, `paid` can never become True. `keep_links` False keeps no form's links in the ledger, not even while they live:
     another process than the one that prepared it raises `PurchaseOpenError` then.
 
@@ -165,7 +165,7 @@ class Tracker:
         return await self._attempts.charge(request, purchase, beside_open_form=beside_open_form)
 
     async def notify(self, notification: Notification) -> Receipt:
-        """Take a notification (§6) as a hint: the sale is asked for at once. Returns before any query.
+        """Take a notification (§6) as a hint: the sale is queried at once. Returns before any query.
 
         It is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most. Without
         a status source it ends the wait, with `paid` None.
@@ -181,7 +181,7 @@ class Tracker:
         """Take what a browser brings back from a payment form to `response_url` or `cancellation_url`.
 
         It is recorded, confirmed once (within the total time-out), and what is then known is the outcome; what the
-        service did not answer is asked for again until its window is over, also after a crash. What a browser says is
+        service did not answer is confirmed again until its window is over, also after a crash. What a browser says is
         never a verdict: a cancelled return makes the form CANCELLED only where the service, asked, knows of no payment.
         `client_transaction_id` is your own knowledge of whose form it was, where the query may lack it.
 

@@ -22,6 +22,7 @@ from fake_service import (
     FakeService,
     error_of,
     hint,
+    pending_of,
     posted,
     record_in,
     refuses,
@@ -37,6 +38,7 @@ from payclient.errors import (
     LedgerUnavailableError,
     RefusedError,
     TransitionError,
+    UsageError,
 )
 from payclient.events import Created, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
 from payclient.ledger import PurchaseHeldError, TransactionTakenError, archive_ledger, backup_ledger
@@ -44,6 +46,7 @@ from payclient.ledger import archive as archives
 from payclient.ledger.postgres import PostgresDatabase
 from payclient.ledger.sqlite import SqliteDatabase
 from payclient.lifecycle import Record, State
+from payclient.profile import PAYPHONE
 from postgres_server import PostgresServer
 from test_ledger import NOW, PATHS, brought, fresh, opened, took, url_of
 from test_ledger import url as url  # the fixture
@@ -107,6 +110,19 @@ async def test_an_archived_attempt_takes_no_event(url: str, tmp_path: Path) -> N
                 with pytest.raises(TransitionError, match="archived as cancelled"):
                     await ledger.apply(seen, event)
         assert await ledger.get("order-1") == archived
+
+
+async def test_an_archived_payment_is_not_given_back(url: str, tmp_path: Path) -> None:
+    """Nothing could be noted of it, and nothing is sent: whoever asked for it is told so."""
+    service = FakeService()
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    async with opened(url) as ledger, tracking(service, ledger, PAYPHONE) as tracker:
+        paid = await pending_of(tracker, "order-1")
+        assert "archived" in str(await error_of(UsageError, tracker.reverse(paid)))
+        assert paid.outcome.paid is True
+    assert not service.begun
 
 
 async def test_what_an_archived_attempt_still_forbids(url: str, tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
             f"only what is paid is given back; this is {record.state}, and nothing was sent",
             client_transaction_id=identifier,
         )
+    if record.archived:
+        raise UsageError(
+            "an archived payment takes no more events: give it back in the service's portal; nothing was sent",
+            client_transaction_id=identifier,
+        )
     profile = poller.session.profile
     by_id = profile.reverse is not None and profile.reverse.by_transaction_id is not None
     transaction_id = record.transaction_id if by_id else None

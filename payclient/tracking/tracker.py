@@ -214,7 +214,7 @@ class Tracker:
         It is REVERSING, `paid` None, from before the request leaves: a second call sends nothing, in whatever process.
         Where the service's answer is lost it stays so until a query tells; `wait()` waits for that. Raises
         `NotReversibleError`, any other `RefusedError`, `NotSentError` and `LedgerError` where it is still paid,
-        `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid.
+        `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid, or archived.
         """
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)

@@ -159,7 +159,7 @@ def test_whoever_waits_for_another_process_does_so_for_a_bounded_time(
 ) -> None:
     """Then it queries by itself."""
     ask = follow(rules, kept)
-    assert now < rules.patience(ask, now, lease) <= max(now, ask.expires + 1000.0) + lease
+    assert now < rules.end_elsewhere(ask, now, lease) <= max(now, ask.expires + 1000.0) + lease
 
 
 @given(st.sampled_from(["sale", "form"]), SCHEDULES)

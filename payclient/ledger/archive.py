@@ -129,8 +129,8 @@ def _check_stopped(stopped: Callable[[], bool]) -> None:
 
 async def _write(source: Database, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
     """Write the file, whole or not at all."""
-    (row,) = await source.fetch("ids", ())
-    blocks = [] if row[0] is None else range((row[0] - 1) // BLOCK, (row[1] - 1) // BLOCK + 1)
+    ((first, last),) = await source.fetch("ids", ())
+    blocks = [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1)
     attempts, digest = 0, hashlib.sha256()
     with _new_file(path) as unfinished, open(unfinished, "w", encoding="ascii") as file:  # noqa: ASYNC230 - as above
         file.write(json.dumps(head) + "\n")

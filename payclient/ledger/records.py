@@ -226,11 +226,11 @@ def _ascii(receipt: str) -> str | None:
 
 
 def describe(event: Event) -> str | None:
-    """Return the event's own fields as JSON; None where it has none."""
+    """Return as JSON what an event says beyond the record that it makes; None for nothing."""
     if type(event) is Created:  # by far the most frequent: each sale has one
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
     own = {}
-    # What the record has stands there, once: the messages of a refusal, the reason and the receipt of a report.
+    # Left out is what the record keeps: the messages of a refusal, the reason and the receipt of a report.
     left_out = (
         ("at", "reason", "receipt", "before_accepted") if isinstance(event, Found) else ("at", "messages")
     )

@@ -55,12 +55,12 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def _repeated(name: str, times: int) -> str:
-    """Return a statement for so many rows or ids."""
-    mark = "VALUES" if "VALUES" in STATEMENTS[name] else "IN (?"
-    head, _, row = STATEMENTS[name].partition(mark)
-    if mark == "VALUES":
+    """Return a statement for so many rows (`VALUES ...`), or for so many ids (`IN (?)`)."""
+    head, _, row = STATEMENTS[name].partition("VALUES")
+    if row:
         return f"{head}VALUES {', '.join([row] * times)}"
-    return f"{head}IN ({', '.join('?' * times)}{row}"
+    head, _, tail = STATEMENTS[name].partition("IN (?")
+    return f"{head}IN ({', '.join('?' * times)}{tail}"
 
 
 class SqliteDatabase:

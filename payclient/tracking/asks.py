@@ -195,7 +195,7 @@ class OpenAsks:
         return (ask for ask in tuple(self._asks.values()) if not ask.record.state.decided)
 
     def has(self, ask: Followed) -> bool:
-        """Return whether the index has this ask, and not a newer attempt, under its id."""
+        """Return whether this ask is the one in the index; a newer attempt may have taken its place."""
         return self._asks.get(ask.record.client_transaction_id) is ask
 
     def drop(self, ask: Followed) -> None:
@@ -224,7 +224,7 @@ class OpenAsks:
     def release(self, ask: Followed) -> None:
         """Leave the queries of the ask to another process."""
         ask.elsewhere = True
-        self.due.put(ask, self.policy.patience(ask, self.clock.monotonic(), LEASE))
+        self.due.put(ask, self.policy.end_elsewhere(ask, self.clock.monotonic(), LEASE))
 
     def _follow_again(self, ask: Followed) -> None:
         """Query an ask again if its lease is ours by now; else plan the look that ends a wait."""
@@ -262,7 +262,7 @@ class OpenAsks:
         return False
 
     async def _apply_to_newest(self, ask: Followed, event: Event) -> bool:
-        """Write an event; False: the record was out of date. `TransitionError`: the newest record does not take it."""
+        """Write an event; False: the record was out of date. Raises `TransitionError` as the newest record does."""
         try:
             self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
@@ -270,7 +270,8 @@ class OpenAsks:
                 return False
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             before = ask.record
-            if await self.late.write_now(before.client_transaction_id) or ask.record is before:
+            is_left = await self.late.write_now(before.client_transaction_id)
+            if is_left or ask.record is before:
                 raise
             self.update(ask, await self.ledger.apply(ask.record, event))
         return True

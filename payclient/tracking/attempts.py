@@ -211,7 +211,7 @@ class Attempts:
             if known is not None and known.state is not State.SENDING:
                 attempt.check_same(known.digest, known.purchase)
                 return known
-            running = self._in_flight[identifier] = attempt, self._poller.start_send(self._send(attempt))
+            running = self._in_flight[identifier] = attempt, self._poller.start_detached(self._send(attempt))
         attempt, sent = running
         try:
             return await outlive(sent)

@@ -23,7 +23,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import Followed, Policy, TransactionRef, may_be_absent
+from payclient.tracking.followup import BETWEEN_PROOFS, Followed, Policy, TransactionRef, may_be_absent
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
@@ -350,7 +350,7 @@ class AnswerReader:
             )
         if ask.absent_at is None:
             ask.absent_at = now
-        elif now - ask.absent_at >= policy.absent_after / 10:
+        elif now - ask.absent_at >= BETWEEN_PROOFS * policy.absent_after:
             if ask.all_missing():
                 return Reading([ProvenAbsent(at=at, candidate_ids=candidates)])
             ask.absent_at = None

@@ -41,6 +41,9 @@ MOST_PATIENCE = 500.0
 #: Queries of one ask that fail in a row before its wait ends without an answer.
 FAILURES = 3
 
+#: In units of `absent_after`: from one proof of absence to the second, and from the permit to the end of both.
+BETWEEN_PROOFS, LONGEST_PROOF = 0.1, 1.2
+
 #: Gaps double with each failure in a row, up to this power of two.
 MOST_DOUBLINGS = 5
 
@@ -103,6 +106,7 @@ class Scheduled:
 class Followed(Scheduled):
     """One open ask, or a decided one that was notified. There may be 100,000."""
 
+    # Which attempt, and when it can be approved
     record: Record
     #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
     offset: float
@@ -111,39 +115,47 @@ class Followed(Scheduled):
     begun: float = 0.0
     #: Seconds from its permit to its expiry, as long as its record has no expiry.
     life: float = 0.0
+
+    # The query before this moment
     #: When it was last queried, and when by its client transaction id.
     queried_at: float = NEVER
     client_queried_at: float = NEVER
-    #: Whether the last query was by a candidate id.
-    by_candidate: bool = False
     #: Whether the answer to the last query spoke of this ask, and the ledger took what it means.
     is_answered: bool = False
-    #: The last queries that were made, and when the latest of them was.
-    final_queries: int = 0
-    final_at: float = NEVER
-    #: Queries made since the last notification; None: that series is over.
-    notified_queries: int | None = None
     #: Queries in a row without an answer.
     failures: int = 0
+
+    # The queries that are left
+    #: Whether the next query goes by the client transaction id, since the last one went by a candidate id.
+    by_client_id_next: bool = False
+    #: Queries made since the last notification; None: that series is over.
+    notified_queries: int | None = None
+    #: How many of the `FINAL_QUERY_DELAYS` after the expiry were used, and when the latest of them was.
+    final_queries: int = 0
+    final_at: float = NEVER
     #: Every query that a wait hopes for has been made.
     exhausted: bool = False
-    #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
-    absent_at: float | None = None
-    missing_since: float | None = None
-    #: How a report last mismatched the ask; None: none ever did.
-    conflict: str | None = None
-    #: The service's last word other than `Pendiente`.
-    report: StatusReport | None = None
-    #: What was queried of each transaction id that may be ours; None: of none.
-    candidates: dict[int, Candidate] | None = None
     #: When a decided ask is queried once more; infinity: no more.
     recheck_at: float = float("inf")
     #: Whether a decided ask is queried once more at its next turn; set again by a query that came to nothing.
     recheck_soon: bool = False
-    #: The futures of those who wait.
-    waiters: set[Any] | None = None
+
+    # What answers have shown
+    #: The service's last word other than `Pendiente`.
+    report: StatusReport | None = None
+    #: How a report last mismatched the ask; None: none ever did.
+    conflict: str | None = None
+    #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
+    absent_at: float | None = None
+    missing_since: float | None = None
+    #: What was queried of each transaction id that may be ours; None: of none.
+    candidates: dict[int, Candidate] | None = None
+
+    # Who follows it, and who waits for it
     #: Another process follows it; here it is only waited for.
     elsewhere: bool = False
+    #: The futures of those who wait.
+    waiters: set[Any] | None = None
 
     @property
     def expires(self) -> float:
@@ -173,7 +185,7 @@ class Followed(Scheduled):
         The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
         of them is queried once more.
         """
-        if self.absent_at is None and self.by_candidate:
+        if self.absent_at is None and self.by_client_id_next:
             return None
         return min(reversed(self.unqueried()), key=lambda each: self.about(each).queries, default=None)
 
@@ -398,7 +410,7 @@ class Policy:
         if ask.absent_at is not None:
             if ask.unqueried():
                 return max(now, soonest)
-            due = ask.absent_at + self.absent_after / 10
+            due = ask.absent_at + BETWEEN_PROOFS * self.absent_after
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None
 
@@ -433,14 +445,16 @@ class Policy:
     def end(self, ask: Followed) -> float:
         """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""
         if ask.record.state is State.UNKNOWN:
-            return max(ask.expires + NORMAL_WINDOW * self.scale, ask.begun + 1.2 * self.absent_after)
+            return max(
+                ask.expires + NORMAL_WINDOW * self.scale, ask.begun + LONGEST_PROOF * self.absent_after
+            )
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
-    def patience(self, ask: Followed, now: float, lease: float) -> float:
-        """Return when another process has surely ended its follow-up of an ask, though it took the ask over late."""
+    def end_elsewhere(self, ask: Followed, now: float, lease: float) -> float:
+        """Return when another process has surely made its last queries of an ask, though it claimed the ask late."""
         end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:
-            end = max(end, now - ask.age(now) + 1.2 * self.absent_after)
+            end = max(end, now - ask.age(now) + LONGEST_PROOF * self.absent_after)
         return max(end, now) + lease
 
     def _gap(self, kind: str, age: float, part: float, share: float) -> float:
@@ -461,7 +475,7 @@ class Policy:
         )
 
     def _next_candidate(self, ask: Followed, now: float) -> int | None:
-        """Return the candidate id that the query made now goes by, and note the query; None: it goes by another id."""
+        """Return the candidate id by which the query is made now, and note the query; None: it goes by another id."""
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
@@ -469,11 +483,11 @@ class Policy:
         is_sought = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
         candidate_id = ask.candidate() if is_sought else None
         if candidate_id is None:
-            ask.by_candidate, ask.client_queried_at = False, now
+            ask.by_client_id_next, ask.client_queried_at = False, now
             return None
-        # The next query goes by client transaction id where that may prove absence; else candidates alone take turns.
-        ask.by_candidate = self.proves_absence
+        ask.by_client_id_next = self.proves_absence
         if not self.proves_absence:
+            # Candidates alone take turns. `_proof` waits for a query by client transaction id: this one stands for it.
             ask.client_queried_at = now
         about = ask.about(candidate_id)
         about.queries, about.queried_at = about.queries + 1, now

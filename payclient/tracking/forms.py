@@ -198,6 +198,7 @@ class Forms:
         self._lifetime = poller.policy.form_window
         #: By client transaction id, those that were prepared or handed out here.
         self._known: dict[str, PaymentForm] = {}
+        #: By purchase, the form that is being prepared, which all callers share.
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
 
     async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:

@@ -33,7 +33,7 @@ RENEW = 10.0
 SENDING_GRACE = 30.0
 
 #: Rounds of renewal after which what is held is compared with what is followed, though nothing was lost.
-ROUNDS = 6
+COMPARE_ROUNDS = 6
 
 #: Rounds after which forms are looked for that were paid after they had been given up: nobody holds those, and the
 #: process that confirmed one may have died.
@@ -163,7 +163,7 @@ class Leases:
         self._ledger.hold(self._sending_after)
         await self._compare()  # another tracker over this ledger may have left something
         await self._claim()
-        self._start(self._live())
+        self._start(self._run_rounds())
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = start(work)
@@ -171,7 +171,7 @@ class Leases:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _live(self) -> None:
+    async def _run_rounds(self) -> None:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
         rounds = 0
         while True:
@@ -181,7 +181,8 @@ class Leases:
                 deferred, self._deferred = self._deferred, {}
                 if deferred:
                     await self._ledger.defer(deferred)
-                if await self._ledger.renew(LEASE) != len(self._ours) or rounds % ROUNDS == 0:
+                was_lost = await self._ledger.renew(LEASE) != len(self._ours)
+                if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
                 await self._claim()
                 if rounds % ABANDONED_ROUNDS == 0:

@@ -106,8 +106,8 @@ class Poller:
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
         self._works: set[asyncio.Task[Any]] = set()
-        #: Sends, which are not cancelled with their callers.
-        self._sends: set[asyncio.Task[Any]] = set()
+        #: Sends and other writes, which go on where their callers are cancelled.
+        self._detached: set[asyncio.Task[Any]] = set()
         #: Callers who wait for the query of an ask to be made, and those who wait to make a request of their own.
         self._starting: dict[Followed, asyncio.Event] = {}
         self._callers: deque[asyncio.Future[None]] = deque()
@@ -137,13 +137,12 @@ class Poller:
             self.asks.wake(ask, exhausted=True)
             if ask.slot is None:
                 self.asks.due.put(ask, ask.expires)
-        if ask.elsewhere or not self.policy.can_query:
-            return
-        if not again:
-            ask.notified_queries = 0
-        elif ask.notified_queries is None:
-            ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
-        self._look_soon(ask)
+        elif not ask.elsewhere:
+            if not again:
+                ask.notified_queries = 0
+            elif ask.notified_queries is None:
+                ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
+            self._look_soon(ask)
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
         """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
@@ -189,14 +188,14 @@ class Poller:
     # --- The loop
 
     def _arm(self) -> None:
-        """Set the timer for what is due next."""
+        """Set the timer for what is due next. A shared rate then reserves the next request in the ledger."""
         due = self.asks.due
         when = due.first()
-        waits = self._callers or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
-        if waits:
+        request_waits = self._callers or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
+        if request_waits:
             when = min(when, self.rate.ready_at())
         if self.asks.leases is not None and not self.asks.closed:
-            work = self.rate.ledger_work(self.clock.monotonic(), wanted=bool(waits))
+            work = self.rate.ledger_work(self.clock.monotonic(), wanted=bool(request_waits))
             if work is not None:
                 self._start(work, self._works)
         if self._timer is None:
@@ -455,29 +454,29 @@ class Poller:
             return False
         return True
 
-    def start_send(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
-        """Start a send in a task of its own: a caller who is cancelled detaches, and closing waits for it."""
+    def start_detached(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+        """Start work in a task of its own, which goes on where its caller is cancelled; closing waits for it."""
         task = start(work)
-        self._sends.add(task)
-        task.add_done_callback(self._sends.discard)
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
         return task
 
-    async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, closed: str) -> _T:
+    async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, if_closed: str) -> _T:
         """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.
 
-        Raises `TrackerClosedError` with the words `closed` where a closing tracker ended the work.
+        Raises `TrackerClosedError` with the message `if_closed` where a closing tracker ended the work.
         """
-        task = self.start_send(work)
+        task = self.start_detached(work)
         try:
             return await outlive(task)
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):
                 raise
-        raise TrackerClosedError(closed, client_transaction_id=client_transaction_id)
+        raise TrackerClosedError(if_closed, client_transaction_id=client_transaction_id)
 
     async def aclose(self, drain_seconds: float = 0.0) -> None:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
-        await drain(self._sends, drain_seconds)
+        await drain(self._detached, drain_seconds)
         await self.asks.late.aclose()
         self.asks.closed = True
         if self._timer is not None:

@@ -349,7 +349,7 @@ class Tracker:
 
 
 def _may_be_known(client_transaction_id: str) -> bool:
-    """Return whether a ledger can have this id. One with NUL, as a web address may bring it, PostgreSQL does not read.
+    """Return whether a ledger can have this id. PostgreSQL fails to read one with NUL, which a web address may bring.
 
     Raises `TypeError` for what is not a text.
     """

@@ -42,7 +42,7 @@ def notification_route(
 ) -> web.RouteDef:
     """Make the receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
 
-    With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
+    With a `secret`, `path` is the path of the `base` that is given to `notification_url(base, ..., secret)`.
     """
     receiver = Receiver(secret, on_receipt)
 

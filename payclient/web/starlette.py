@@ -67,7 +67,7 @@ def notification_route(
 ) -> Route:
     """Make the receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
 
-    With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
+    With a `secret`, `path` is the path of the `base` that is given to `notification_url(base, ..., secret)`.
     """
     return Route(route_of(path, secret, "{key}"), _Endpoint(Receiver(secret, on_receipt)))
 

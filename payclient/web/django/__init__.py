@@ -82,7 +82,7 @@ def notification_route(
 ) -> URLPattern:
     """Make the receiver of notifications (§6) for `urlpatterns`: any method, always the same 200, no CSRF token.
 
-    With a `secret`, `route` is the path of `notification_url(base, client_transaction_id, secret)`'s base. (Django
+    With a `secret`, `route` is the path of the `base` that is given to `notification_url(base, ..., secret)`. (Django
     itself has read the whole body by then, into a file if it is large.)
     """
     receiver = Receiver(secret, on_receipt)

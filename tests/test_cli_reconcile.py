@@ -197,6 +197,7 @@ def test_a_statement_is_compared_and_told(month: Book, tmp_path: Path, capfd: Sa
     shown = capfd.readouterr()
     assert "1 line passed over, of other states: Cancelado (1); --paid WORD" in shown.err
     assert "1 undecided here and listed as paid: --resolve --actor NAME decides them" in shown.err
+    assert "1 line at the end passed over, which name no payment: 8" in shown.err
     assert "not listed, which decides nothing" in shown.err
     with report.open(encoding="utf-8-sig", newline="") as lines:
         rows = {row["client_transaction_id"]: row for row in csv.DictReader(lines, delimiter=";")}
@@ -366,6 +367,14 @@ def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: 
         err = capfd.readouterr().err
         assert said in err
         assert err.count("\n") == 1
+
+
+def test_payments_without_an_id_agree_with_nothing(book: Book, tmp_path: Path, capfd: Said) -> None:
+    """Nothing above them can be totalled; the ledger has nothing of those days, and each cent would agree."""
+    file = statement(tmp_path / "enero.csv", ";1/1;11,50;Aceptado", ";1/1;5,00;Aceptado")
+    days = ["--since", "2020-01-01", "--until", "2020-01-31"]
+    assert main(["reconcile", str(file), *MAP, "--amounts", "decimal", *days]) == 2
+    assert "line 3: names no payment" in capfd.readouterr().err
 
 
 def test_a_file_of_somebodys_own_is_left_alone(month: Book, tmp_path: Path, capfd: Said) -> None:

@@ -209,7 +209,7 @@ def reconcile(
     if report is not None:
         read_report(report, COLUMNS[0])
     begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
-    entries, others, dialect = read_statement(statement, written, profile_of(profile))
+    entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
     pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
     proven = [pair for pair in pairs if pair.can_be_resolved]
     if resolve and proven:
@@ -218,7 +218,7 @@ def reconcile(
         count = with_ledger(ledger, lambda book: _decide(book, proven, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))
         pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
-    facts = _facts(pairs, others, unlisted)
+    facts = _facts(pairs, others, unnamed, unlisted)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
     if report is not None:
@@ -294,12 +294,19 @@ def _write(option: str, path: Path, content: bytes) -> None:
 Totals = tuple[str, Sequence[Pair], Mapping[str, tuple[int, int]]]
 
 
-def _facts(pairs: Iterable[Pair], others: Counter[str], unlisted: int) -> list[str]:
-    """Return sentences beside the classes: of lines in other states, unlisted sales, and what `--resolve` decides."""
-    words = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
+def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int], unlisted: int) -> list[str]:
+    """Return sentences beside the classes: of lines passed over, unlisted sales, and what `--resolve` decides."""
     proven = sum(pair.can_be_resolved for pair in pairs)
-    counts = {"others": others.total(), "unlisted": unlisted, "proven": proven}
-    return [text(f"reconcile.{key}", count=count, words=words) for key, count in counts.items() if count]
+    counts = {"others": others.total(), "unnamed": len(unnamed), "unlisted": unlisted, "proven": proven}
+    words = {
+        "others": ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN)),
+        "unnamed": terminal.listed(unnamed),
+    }
+    return [
+        text(f"reconcile.{key}", count=count, words=words.get(key, ""))
+        for key, count in counts.items()
+        if count
+    ]
 
 
 def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> None:

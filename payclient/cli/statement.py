@@ -88,14 +88,15 @@ class StatementOptions(Layout):
 
 def read_statement(
     path: Path, options: StatementOptions, profile: ServiceProfile
-) -> tuple[list[Entry], Counter[str], Dialect]:
-    """Return the payments of a statement, how many lines have each unknown word as their state, and its dialect.
+) -> tuple[list[Entry], Counter[str], list[int], Dialect]:
+    """Return the payments of a statement, how many lines have each unknown word as their state, the lines at its end
+    that name no payment, and its dialect.
 
     Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
     """
     file = read_records(path, options)
     _check_columns(path.name, file, options)
-    rows, faults = _rows(path.name, file, options)
+    rows, unnamed, faults = _rows(path.name, file, options)
     mark = None
     if options.amounts != "cents" and file.delimiter:  # JSONL has whole cents
         mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
@@ -116,14 +117,16 @@ def read_statement(
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
     dialect = dialect_of(path, file, mark, told_mark=options.decimal_mark)
-    return _mark_doubted(entries, passed_over), others, dialect
+    return _mark_doubted(entries, passed_over), others, unnamed, dialect
 
 
 def _rows(
     name: str, file: Records, options: StatementOptions
-) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
-    """Return the cells of each line by their fields, without the totals at the end, and the lines without cells."""
-    rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
+) -> tuple[list[tuple[int, dict[str, Any]]], list[int], list[RowError]]:
+    """Return the cells of each line by their fields, the lines at the end that name no payment, such as a total, and
+    the lines without cells.
+    """
+    rows, unnamed, faults = list[tuple[int, dict[str, Any]]](), list[int](), list[RowError]()
     for line, names, cells, _ in file.records:
         if isinstance(cells, CellError):
             faults.append(RowError(line, None, str(cells)))
@@ -132,8 +135,10 @@ def _rows(
             _check_state(name, found, options)
             rows.append((line, {field: cell for n, cell in found for field in options.fields_of(n)}))
     while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        rows.pop()  # a total names no payment
-    return rows, faults
+        unnamed.insert(0, rows.pop()[0])
+    if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
+        faults.append(RowError(unnamed[0], None, "names no payment"))
+    return rows, unnamed, faults
 
 
 def _check_columns(name: str, file: Records, form: StatementOptions) -> None:

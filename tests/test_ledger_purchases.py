@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import attrs
 import pytest
 
+from fake_service import record_in
+from payclient.errors import LedgerUnavailableError
 from payclient.events import (
     Abandoned,
     Event,
@@ -26,6 +31,7 @@ from payclient.events import (
     ReversalPermitted,
 )
 from payclient.ledger import Ledger, PurchaseHeldError, backup_ledger
+from payclient.ledger.postgres import PostgresDatabase
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
 from test_ledger import NOW, PATHS, brought, fresh, opened, until
@@ -178,6 +184,36 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
     assert [each.event for each in await ledger.history("first")].count("Overpaid") == 1
     with pytest.raises(PurchaseHeldError):
         await ledger.permit(sale("third", beside_open_form=True))
+
+
+@pytest.mark.parametrize("statement", ["write", "asks"])
+async def test_a_connection_that_is_lost_hides_no_second_payment(
+    postgres: PostgresServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    statement: str,
+) -> None:
+    """It is on record, and the next operation looks whether its purchase was paid before."""
+    fetch, cut = PostgresDatabase.fetch, [asyncpg.ConnectionDoesNotExistError()]
+
+    async def fetch_cut(self: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
+        rows = await fetch(self, name, parameters)
+        if name == statement and cut:
+            raise cut.pop()
+        return rows
+
+    async with opened(postgres.url(database)) as ledger:
+        first = await permitted(ledger, sale("first"), *PATHS[State.REFUSED])
+        await permitted(ledger, sale("second"), *PATHS[State.ACCEPTED])
+        monkeypatch.setattr(PostgresDatabase, "fetch", fetch_cut)
+        with suppress(LedgerUnavailableError):
+            await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
+        assert not cut
+        assert (await record_in(ledger, "first")).state is State.ACCEPTED
+        assert (await ledger.changes())[-1].event == "Overpaid"
+        assert [each.event for each in await ledger.history("first")].count("Overpaid") == 1
+    assert "first: paid, and its purchase also by second: give one back" in caplog.messages
 
 
 async def test_a_paid_ask_is_named_before_an_open_one(ledger: Ledger) -> None:

@@ -104,10 +104,12 @@ class Batch:
     then the reads. The answers are results and exceptions.
     """
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    def __init__(self, operations: Sequence[Operation], paid: list[Write] | None = None) -> None:
+        """`paid` holds what became paid, or may have, until `write` has looked whether its purchase was paid before."""
         self.operations = operations
         self.writes: list[Write] = [each for each in operations if isinstance(each, Write)]
         self.answers: dict[Operation, Any] = {}
+        self._paid = [] if paid is None else paid
 
     def fail(self, error: LedgerUnavailableError, operations: Iterable[Operation] | None = None) -> None:
         """Answer these operations by the error, or all that have no answer."""
@@ -118,6 +120,22 @@ class Batch:
 
     async def write(self, database: Database) -> None:
         """Carry out the writes."""
+        try:
+            await self._write(database)
+        finally:
+            # One without an answer may be on record all the same.
+            self._paid += [
+                each
+                for each in self.writes
+                if isinstance(after := self.answers.get(each, each.after), Record)
+                and after.state is State.ACCEPTED
+                and each.record.state is not State.ACCEPTED
+            ]
+        if self._paid:
+            await self._note_overpaid(database)
+            self._paid.clear()
+
+    async def _write(self, database: Database) -> None:
         writes = self.writes
         while writes:
             # The writes of one client transaction id are carried out one after another, in their order.
@@ -128,7 +146,6 @@ class Batch:
                 if first.setdefault(each.record.client_transaction_id, each) is not each
             ]
             writes = await self._insert(database, list(first.values())) + later
-        await self._note_overpaid(database)
 
     async def read(self, database: Database) -> None:
         """Carry out the reads."""
@@ -245,29 +262,23 @@ class Batch:
             raise TransitionError("another process was granted this attempt")
 
     async def _note_overpaid(self, database: Database) -> None:
-        """Write, in the same transaction, the event of each ask that was paid beside another one of its purchase."""
-        paid = [
-            (each, each.event, after)
-            for each in self.writes
-            if each.event is not None
-            and isinstance(after := self.answers[each], Record)
-            and after.state is State.ACCEPTED
-            and each.record.state is not State.ACCEPTED
-        ]
-        if not paid:
-            return
-        purchases = {after.purchase for _, _, after in paid}
+        """Write the event of each ask that was paid beside another one of its purchase."""
+        purchases = {each.record.purchase for each in self._paid}
         rows = await database.find("asks", list(purchases))
         if len(rows) == len(purchases):
             return  # no purchase has another ask
         asks = [record_of(row) for row in rows]
-        newest = {(each.client_transaction_id, each.attempt): each for each in asks}
-        for each, event, after in paid:
-            record = newest[after.client_transaction_id, after.attempt]
-            if also_paid := overpaid(asks, each.record, record, event.at):
+        # Of several writes about one attempt the last.
+        paid = {(each.record.client_transaction_id, each.record.attempt): each for each in self._paid}
+        for record in asks:
+            each = paid.get((record.client_transaction_id, record.attempt))
+            if each is None or each.event is None:
+                continue
+            if also_paid := overpaid(asks, each.record, record, each.event.at):
                 noted = advance(record, also_paid)
                 with suppress(*database.value_faults):
-                    if await database.insert([], [change_row(record, also_paid, noted)]) and record == after:
+                    inserted = await database.insert([], [change_row(record, also_paid, noted)])
+                    if inserted and record == self.answers.get(each):
                         self.answers[each] = noted
 
     def _fail(self, operation: Operation, error: BaseException) -> None:

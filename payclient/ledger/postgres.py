@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 
 from payclient.errors import LedgerUnavailableError
-from payclient.ledger.batch import Batch, Operation, resolve
+from payclient.ledger.batch import Batch, Operation, Write, resolve
 from payclient.ledger.postgres_connection import (
     FAULTS,
     POLL,
@@ -127,6 +127,8 @@ class PostgresWriter(Writer):
         self.owner: int = secrets.randbits(63)
         #: `owner` and the seconds for which it holds what is permitted here; 0: this opening follows nothing.
         self.holder: tuple[int, float] = (0, UNHELD)
+        #: Writes of payments whose purchases were not looked at, since the connection was lost.
+        self._paid: list[Write] = []
         self._work = asyncio.Event()
         self._stopping = False
         self._database: PostgresDatabase | None = PostgresDatabase(connection, server.statements)
@@ -168,7 +170,7 @@ class PostgresWriter(Writer):
                     await self._work.wait()
                     continue
                 operations, self._pending = self._pending[:MOST], self._pending[MOST:]
-                await self._carry_out(Batch(operations))
+                await self._carry_out(Batch(operations, self._paid))
                 operations = []
             if self._database is not None:
                 with suppress(*FAULTS):

@@ -280,7 +280,7 @@ def may_be_paid(cancelled: Record) -> bool:
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
     """Return the event of an ask that was paid beside others of its purchase, and log it; None where it was not."""
-    if after.state is not State.ACCEPTED or before.state in PAID:
+    if after.state is not State.ACCEPTED or after.archived or before.state in PAID:
         return None
     mine, purchase = after.client_transaction_id, after.purchase
     also = {

@@ -828,6 +828,17 @@ async def test_the_ledgers_file(tmp_path: Path) -> None:
     assert found_in(await asyncio.to_thread(files_of, path)) == []
 
 
+async def test_links_that_the_ledger_kept(tmp_path: Path, heard: Listener) -> None:
+    """asyncio's debug mode logs what a slow callback was called with, of which it shows the begin and the end."""
+    debug()
+    prepared = Answer("form", {"paymentId": "P1", "payWithCard": "https://pay.example/form/k9Qx"}, object)
+    options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "transport": function_of(prepared)}
+    for _ in range(2):  # the second reads them
+        async with payclient.open_tracker("https://pay.example", TOKEN, **options) as tracker:
+            check_hidden(await tracker.live_form("cart-1", form_of))
+    assert [line for line in heard.lines if "k9Qx" in line] == []
+
+
 @pytest.mark.parametrize("how", ["in use", "no directory", "no ledger", "not a scheme"])
 async def test_a_tracker_that_cannot_be_opened(how: str, tmp_path: Path) -> None:
     """The frame of `open_tracker` was handed the token, and does not have it when the ledger fails."""

@@ -185,8 +185,9 @@ class SqliteWriter(Writer):
             resolve(batch.answers)
 
     def _answer(self, answers: dict[Operation, Any]) -> None:
+        # A function without arguments, since asyncio's debug mode logs them, and an answer may hold a form's links.
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(resolve, answers)
+            self.loop.call_soon_threadsafe(lambda: resolve(answers))
 
     def _run(self) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close

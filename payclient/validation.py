@@ -140,15 +140,15 @@ class Rule:
     quick: str = ""
     object: Any = None
     required: bool = False
-    #: Whether a merchant uses few values (currencies, countries, stores, places), which are then checked once each.
-    few: bool = False
+    #: A code, of which a merchant uses few (currencies, countries, stores, places): each of them is checked only once.
+    is_code: bool = False
     #: The method that gives the value where it is left out.
     computed: str = ""
 
     def condition(self, name: str) -> str:
         """Write the quick check of a field of this name."""
         quick = f"type({name}) is {name}_kind"
-        if self.quick and not self.few:
+        if self.quick and not self.is_code:
             quick += f" and {self.quick.format(name, f'{name}_object')}"
         return f"({quick})" if self.required else f"({name} is None or {quick})"
 
@@ -178,16 +178,16 @@ _no_blank_ends = _unless(lambda value: value == value.strip(), "must not begin o
 
 
 def text(
-    *checks: Callable[[str], str | None], quick: str = "", required: bool = False, few: bool = False
+    *checks: Callable[[str], str | None], quick: str = "", required: bool = False, is_code: bool = False
 ) -> Declared:
     """Declare a text of at most 4,096 characters, without control characters; not blank where required."""
     checks = (text_fault, *([_not_blank] if required else []), *checks)
-    return {"rule": Rule(str, "a text", checks, quick, required=required, few=few)}
+    return {"rule": Rule(str, "a text", checks, quick, required=required, is_code=is_code)}
 
 
 def store(*, required: bool = False) -> Declared:
     """Declare the id of a branch, a text without blanks at its ends."""
-    return text(_no_blank_ends, required=required, few=True)
+    return text(_no_blank_ends, required=required, is_code=True)
 
 
 def url(*, required: bool = False) -> Declared:
@@ -198,11 +198,11 @@ def url(*, required: bool = False) -> Declared:
     return text(check, quick='{0}[:8] == "https://"', required=required)
 
 
-def _form(expression: str, fault: str, *, required: bool = False, few: bool = False) -> Declared:
+def _form(expression: str, fault: str, *, required: bool = False, is_code: bool = False) -> Declared:
     """Declare a text of a form, given as a regular expression."""
     match = re.compile(expression).fullmatch
     checks = (text_fault, *([_not_blank] if required else []), _unless(match, fault))
-    return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, few=few)}
+    return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, is_code=is_code)}
 
 
 def degrees(limit: int) -> Declared:
@@ -211,7 +211,7 @@ def degrees(limit: int) -> Declared:
         lambda value: _DECIMAL.fullmatch(value) and abs(float(value)) <= limit,
         f"must be a decimal text from -{limit} to {limit}",
     )
-    return {"rule": Rule(str, "a text", (text_fault, check), few=True)}
+    return {"rule": Rule(str, "a text", (text_fault, check), is_code=True)}
 
 
 def cents(*, part: bool = False, computed: str = "") -> Declared:
@@ -248,10 +248,12 @@ UNMISTAKABLE_ID: Declared = text(
     required=True,
 )
 #: A currency code, required (ISO 4217).
-CURRENCY: Declared = _form("[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, few=True)
+CURRENCY: Declared = _form(
+    "[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, is_code=True
+)
 #: A country calling code, required (E.164).
 CALLING_CODE: Declared = _form(
-    r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, few=True
+    r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, is_code=True
 )
 #: A country code (ISO 3166-1).
 COUNTRY: Declared = _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")
@@ -292,18 +294,18 @@ def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
     The quick check is in every charge's way: a validator for each field costs three times as much.
     """
     rules = rules_of(model)
-    few = [name for name, rule in rules.items() if rule.few]
-    texts = "".join(f"{{{name}}}" for name, rule in rules.items() if rule.kind is str and not rule.few)
+    codes = [name for name, rule in rules.items() if rule.is_code]
+    texts = "".join(f"{{{name}}}" for name, rule in rules.items() if rule.kind is str and not rule.is_code)
 
     @lru_cache(maxsize=256)
     def has_valid_codes(*values: str | None) -> bool:
-        return not any(rules[name].faults(value) for name, value in zip(few, values, strict=True))
+        return not any(rules[name].faults(value) for name, value in zip(codes, values, strict=True))
 
     conditions = [rule.condition(name) for name, rule in rules.items()]
     if texts:
         conditions.append(f'len(text := f"{texts}") <= MAX_TEXT and is_printable(text)')
-    if few:
-        conditions.append(f"has_valid_codes({', '.join(few)})")
+    if codes:
+        conditions.append(f"has_valid_codes({', '.join(codes)})")
     source = [
         "def __attrs_post_init__(self):",
         *(f" {name} = self.{name}" for name in rules),

@@ -111,7 +111,7 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
         table.add_row(label(state), str(tally.counts[state]), counted(count, word), words)
     terminal.out().print(table)
     customers, key = len(simulator.created_per_client_id), "demo.all_equal" if equal else "demo.differ"
-    terminal.tell(text(key, sales=did.created, customers=customers, twice=twice))
+    terminal.print_result(text(key, sales=did.created, customers=customers, twice=twice))
     return equal
 
 

@@ -314,13 +314,15 @@ def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> Non
     names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
     for kind, pairs, sums in (*classes, total):
-        sides = [[terminal.money(both[side], currency) for currency, both in sums.items()] for side in (0, 1)]
+        sides = [
+            [terminal.money(cents[side], currency) for currency, cents in sums.items()] for side in (0, 1)
+        ]
         name = label(kind) if kind == "all" else text(f"class.{kind}")
         table.add_row(name, counted(len(pairs)), *map("\n".join, sides))
     terminal.out().print(table)
     for kind, pairs, _ in classes:
         if pairs and kind != Class.AGREED:
-            terminal.tell(f"{text(f'class.{kind}')}: {_named(pairs)}")
+            terminal.print_result(f"{text(f'class.{kind}')}: {_named(pairs)}")
     for fact in facts:
         terminal.say(fact)
 

@@ -122,7 +122,7 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
         with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
             async with simulator:
                 ready = json.dumps({"url": simulator.url, "token": token, "pid": os.getpid()})
-                terminal.tell(text("simulate.listening", url=simulator.url))
+                terminal.print_result(text("simulate.listening", url=simulator.url))
                 terminal.say(text("simulate.play", url=simulator.url))
                 if not is_loopback(host):
                     terminal.complain(text("simulate.exposed"))

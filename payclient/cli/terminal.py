@@ -110,7 +110,7 @@ def say(text: str, *, whole: bool = False) -> None:
     err.print(escape(text), soft_wrap=whole or not err.is_terminal)
 
 
-def tell(text: str) -> None:
+def print_result(text: str) -> None:
     """Write a sentence to stdout; on a terminal it is wrapped between words."""
     console = out()
     console.print(escape(text), soft_wrap=not console.is_terminal)

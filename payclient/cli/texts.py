@@ -22,14 +22,14 @@ _place: ContextVar[int] = ContextVar("language", default=0)
 
 def language_option(arguments: Sequence[str]) -> str | None:
     """Return the value of --language, if it is given. Errors and help need it before cyclopts reads the options."""
-    told = re.search("\0--language[=\0](en|es)\0", "\0".join(("", *arguments, "")))
-    return told and told[1]
+    given = re.search("\0--language[=\0](en|es)\0", "\0".join(("", *arguments, "")))
+    return given and given[1]
 
 
-def choose_language(told: str | None) -> None:
+def choose_language(given: str | None) -> None:
     """Use this language from now on. None: Spanish if LC_ALL, LC_MESSAGES or LANG is Spanish, else English."""
     set_ = next((each for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (each := os.environ.get(name))), "")
-    _place.set(LANGUAGES.index(told or ("es" if set_.lower().startswith("es") else "en")))
+    _place.set(LANGUAGES.index(given or ("es" if set_.lower().startswith("es") else "en")))
 
 
 def language() -> str:

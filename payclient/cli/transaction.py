@@ -88,7 +88,7 @@ async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitab
         if found != seen:
             state = text("undo.unknown_id") if record is None else label(record.state)
             why = "" if record is None else f": {text(f'evidence.{record.evidence}')}"
-            terminal.tell(f"{terminal.at(time.time())}  {state}{why}")
+            terminal.print_result(f"{terminal.at(time.time())}  {state}{why}")
         seen = found
         if record is not None and record.state.decided:
             return record.state

@@ -69,9 +69,9 @@ def _pairs(option: str, form: str, given: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def delimiter_of(told: str | None) -> str | None:
+def delimiter_of(given: str | None) -> str | None:
     """Return the character that an option means by its name, such as tab."""
-    return told and _DELIMITERS.get(told, told)
+    return given and _DELIMITERS.get(given, given)
 
 
 def _is_encoding(name: str) -> bool:

@@ -104,13 +104,13 @@ def read_records(path: Path, form: Layout) -> Records:
     return Records(description=f"JSONL, {encoding}", records=records)
 
 
-def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
+def _decode(raw: bytes, name: str, given: str | None) -> tuple[str, str]:
     """Return the encoding and the text. An invalid byte becomes a lone surrogate, which the check of its cell finds.
 
     The encoding is that of the byte order mark; else the one of the option; else UTF-8, if all bytes are valid; else
     Windows-1252, if no byte contradicts it.
     """
-    codec = next((codec for mark, codec in _BOMS.items() if raw.startswith(mark)), told)
+    codec = next((codec for mark, codec in _BOMS.items() if raw.startswith(mark)), given)
     if codec is None:
         codec = "utf-8"
         try:
@@ -229,19 +229,19 @@ def _read_sheet(path: Path, form: Layout) -> Records:
     )
 
 
-def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], told: str | None) -> str:
-    """Return the sheet of that name or number; untold, the only one with content. Raises `InvalidRequestError`."""
+def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], given: str | None) -> str:
+    """Return the sheet given by name or number; by default the only one with content. Raises `InvalidRequestError`."""
     named = ", ".join(shown)
-    if told is None:
+    if given is None:
         if len(filled) == 1:
             return filled[0]
         count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
         raise InvalidRequestError(f"{file}: {count}")
-    numbered = told not in shown and told.isdecimal() and 0 < int(told) <= len(shown)
-    sheet = shown[int(told) - 1] if numbered else told
+    numbered = given not in shown and given.isdecimal() and 0 < int(given) <= len(shown)
+    sheet = shown[int(given) - 1] if numbered else given
     if sheet not in filled:
         raise InvalidRequestError(
-            f"{file}: --sheet {told}: has no such sheet with content; its sheets are {named}"
+            f"{file}: --sheet {given}: has no such sheet with content; its sheets are {named}"
         )
     return sheet
 

@@ -368,14 +368,14 @@ class Confirmer:
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
         except UnauthorizedError:
             what = "confirmations are refused (401): is the token still good?"
-            queries.say("confirmations_unauthorized", identifier, what)
+            queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
             settled = current is None or await self._refused(form, current, refused)
         except PayError as error:
             if current is not None and current.transaction_id is not None:
                 current.is_lost |= isinstance(error, OutcomeUnknownError)
             what = f"a confirmation failed: {type(error).__name__}"
-            queries.say("confirmation_unanswered", identifier, what)
+            queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
@@ -466,7 +466,7 @@ class Confirmer:
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:
             what = f"a confirmation was refused: {refused.error_code}"
-            self._poller.queries.say("confirmation_refused", identifier, what)
+            self._poller.queries.warn_once("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {current.transaction_id}: no such transaction"
         # From another account "no such transaction" proves nothing about a confirmation sent from ours.

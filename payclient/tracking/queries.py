@@ -64,7 +64,7 @@ class StatusQueries:
         self._failed = 0.0
         #: When the first 401 came after the last answer; infinity: none did.
         self._refused_at = math.inf
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def is_failing(self) -> bool:
@@ -115,12 +115,12 @@ class StatusQueries:
             if made_at > self._refused_at:
                 rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
                 what = "status queries are refused (401): is the token still good?"
-                self.say("queries_unauthorized", "", what)
+                self.warn_once("queries_unauthorized", "", what)
             self._refused_at = min(self._refused_at, self._clock.monotonic())
         except Exception as error:  # a user's own source may raise anything
             ask.failures += 1
             name = type(error).__name__
-            self.say("query_failed", query.client_transaction_id, f"a status query failed: {name}")
+            self.warn_once("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
             rate.answered(made_at)
@@ -153,7 +153,7 @@ class StatusQueries:
                 what = "a status report is not ours: %s"
                 log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
         if reading.warning is not None:
-            self.say("status_strange", record.client_transaction_id, reading.warning)
+            self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         return taken
 
     async def write(self, record: Record, reading: Reading) -> Record:
@@ -169,13 +169,13 @@ class StatusQueries:
         """Return whether "not found" under the token in use is about this attempt; warn once where it is not."""
         if self.credentials.can_see(record, SIGNED_WITH.get()):
             return True
-        self.say("credentials_changed", record.client_transaction_id, UNDER_ANOTHER)
+        self.warn_once("credentials_changed", record.client_transaction_id, UNDER_ANOTHER)
         return False
 
-    def say(self, event: str, client_transaction_id: str, message: str) -> None:
-        """Log a warning once, whichever charge meets it first."""
-        if message not in self._said:
-            self._said.add(message)
+    def warn_once(self, event: str, client_transaction_id: str, message: str) -> None:
+        """Log a warning, unless the same message was logged before."""
+        if message not in self._warned:
+            self._warned.add(message)
             log("warning", event, client_transaction_id, "%s", message)
 
 

@@ -62,6 +62,17 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     assert "2026-0003" in willing.truth("2026-")
 
 
+def test_a_total_that_is_not_the_sum_is_said_without_the_plan(
+    willing: Service, tmp_path: Path, capfd: Said
+) -> None:
+    """It may be a row that lost its key and its phone, and the plan is not shown with `--yes`."""
+    rows = rows_of("sum", 3)
+    rows[2] |= {"client_transaction_id": "", "phone_number": ""}
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
+    assert "line 4, amount_with_tax: the total is not the sum of the rows" in capfd.readouterr().err
+    assert len(willing.truth("sum-")) == 2
+
+
 def test_a_dry_run_shows_all_that_is_known(
     willing: Service, tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

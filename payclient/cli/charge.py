@@ -169,14 +169,19 @@ def _end_dry_run(file: ChargeFile, can_send: bool) -> int:
 
 
 def _show_plan(plan: Plan, shown: ShownOptions) -> None:
-    """Print the plan; with `--yes` only what it replaces. Raises `ConfigurationError` where nothing may be sent."""
+    """Print the plan; with `--yes` only a total that is not the sum, which may be a row without its key and phone, and
+    what is replaced. Raises `ConfigurationError` where nothing may be sent.
+    """
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
-    elif plan.replaced:
-        terminal.say(text("plan.replaced", count=plan.replaced))
+    else:
+        for fault in plan.file.total_faults:
+            terminal.say(in_words(fault))
+        if plan.replaced:
+            terminal.say(text("plan.replaced", count=plan.replaced))
     plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()

@@ -204,7 +204,7 @@ def carried_from(
 
     Raises `ConfigurationError` if the file lacks a column to keep.
     """
-    dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
+    dialect = dialect_of(file.path, file.records, file.mark, given_mark=mark, given_delimiter=delimiter)
     header = [plain(name.strip()) for name in file.records.names]
     if lacking := [name for name in keep if header and plain(name) not in header]:
         raise ConfigurationError(

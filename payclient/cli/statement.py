@@ -116,7 +116,7 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    dialect = dialect_of(path, file, mark, told_mark=options.decimal_mark)
+    dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
     return _mark_doubted(entries, passed_over), others, unnamed, dialect
 
 

@@ -42,7 +42,7 @@ class Dialect:
 
 
 def dialect_of(
-    path: Path, read: Records, mark: str | None, *, told_mark: str | None, told_delimiter: str | None = None
+    path: Path, read: Records, mark: str | None, *, given_mark: str | None, given_delimiter: str | None = None
 ) -> Dialect:
     """Return how to write CSV for the people who wrote a file, whose decimal mark is `mark`.
 
@@ -50,10 +50,10 @@ def dialect_of(
     """
     delimiter = read.delimiter
     if path.suffix.lower() in SHEETS:
-        mark = told_mark or ("," if mark == "," or language() == "es" else ".")
+        mark = given_mark or ("," if mark == "," or language() == "es" else ".")
         delimiter = ";" if mark == "," else ","
-    mark = told_mark or mark or ("," if delimiter == ";" else ".")
-    return Dialect(delimiter=told_delimiter or delimiter or ",", mark=mark, bom=read.for_spreadsheets)
+    mark = given_mark or mark or ("," if delimiter == ";" else ".")
+    return Dialect(delimiter=given_delimiter or delimiter or ",", mark=mark, bom=read.for_spreadsheets)
 
 
 def csv_line(

@@ -133,7 +133,10 @@ class Ledger(Protocol):
         """Return the links that are kept of the purchase's forms that live, by client transaction id."""
 
     async def drop_links(self, now: float) -> float | None:
-        """Delete the links of every form that is decided or whose time is over; return when the next ones are dead."""
+        """Delete the links of every form that is decided or whose time is over; return when the next ones are dead.
+
+        A form that its customer closed keeps them: it may be handed out again.
+        """
 
     def unfinished(self) -> AsyncIterator[Record]:
         """Yield every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""

@@ -171,7 +171,7 @@ def _drop_in_child() -> None:
     for lock in _held:
         os.close(lock._file)
     _held.clear()
-    _guard.release()
+    _guard.release()  # the fork waited for it: see `register_at_fork`
 
 
 if hasattr(os, "register_at_fork"):

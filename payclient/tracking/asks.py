@@ -106,7 +106,7 @@ class OpenAsks:
         #: Returns the ask of a client transaction id that is followed or waited for here, or None.
         self.find: Callable[[str], Followed | None] = self._asks.get
         self._changed = asyncio.Event()
-        #: Whether a feed waits for `_changed`. Else a change keeps the event: a new one costs as much as all the rest.
+        #: Whether a feed waits for `_changed`. If none does, a change makes no new event, which would double its cost.
         self._watched = False
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
@@ -157,7 +157,10 @@ class OpenAsks:
         return ask
 
     def add(self, record: Record, offset: float = 0.0) -> Followed:
-        """Add an ask. An older attempt of its id ends: a newer one exists only where the older created nothing."""
+        """Add an ask, with its `Followed.offset` if it is open.
+
+        An older attempt of its id ends: a newer one exists only where the older created nothing.
+        """
         before = self._asks.get(record.client_transaction_id)
         ask = Followed(record, offset, self.clock.monotonic(), self.policy.sale_window)
         self._asks[record.client_transaction_id] = ask

@@ -193,9 +193,9 @@ class ReturnedForm(Scheduled):
             each.wake()
 
     def is_unconfirmed(self, transaction_id: int | None, now: float) -> bool:
-        """Return whether a transaction that a query found accepted may still be reversed by the service, even late.
+        """Return whether the service may still reverse a transaction that a query found accepted just now, even late.
 
-        The time counts from that query: anybody can send a browser that names an id before it is paid.
+        The time counts from the first such query, which is noted. A return that names an id may be forged, and early.
         """
         return now - self.found.setdefault(transaction_id, now) <= 2 * self.window
 

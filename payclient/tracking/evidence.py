@@ -237,12 +237,12 @@ class AnswerReader:
 
     @staticmethod
     def _is_unbound(record: Record, report: StatusReport) -> bool:
-        """Return whether nothing but its client transaction id ties an ask to what the service has of it.
+        """Return whether a report would decide an ask to which only the client transaction id ties it.
 
-        A form that is paid is tied by its confirmation.
+        A payment of a form decides nothing here: its confirmation ties it to the form.
         """
-        decides = record.kind == "sale" or report.state == "Cancelado"
-        return decides and record.transaction_id is None and bool(record.credentials)
+        would_decide = record.kind == "sale" or report.state == "Cancelado"
+        return would_decide and record.transaction_id is None and bool(record.credentials)
 
     def _can_see(self, record: Record, token: bytes) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""

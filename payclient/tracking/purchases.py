@@ -114,7 +114,7 @@ def _open_until(poller: Poller, holder: Record) -> float | None:
 
 
 def refusal_of(poller: Poller, holder: Record) -> PayError:
-    """Return the error that names the ask of the purchase that is paid or open."""
+    """Return the error that names the ask of the purchase that is paid or open, and query an open one once more."""
     identifier = holder.client_transaction_id
     if holder.state in PAID:
         words = f"this purchase is paid by {identifier}; nothing was sent"

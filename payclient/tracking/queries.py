@@ -283,17 +283,17 @@ class Refusals:
                 candidate_id=candidate_id,
             )
             report = await self._queries.status(query)
-            bound = None if own_source else candidate_id
+            queried_id = None if own_source else candidate_id
             if report is None:
                 continue
-            if find_mismatch(before, report, by_candidate=bound is not None, candidate_id=bound):
-                if bound is not None and not report.unreadable:
+            if find_mismatch(before, report, by_candidate=queried_id is not None, candidate_id=queried_id):
+                if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")
-            if bound is None:
+            if queried_id is None:
                 return report
             if report.state != "Cancelado":
-                return attrs.evolve(report, transaction_id=bound)
+                return attrs.evolve(report, transaction_id=queried_id)
         return None
 
     def is_duplicate(self, refused: RefusedError) -> bool:

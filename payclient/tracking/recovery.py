@@ -59,6 +59,7 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
             break
         if change.event in _NAMED:
             transaction_id = json.loads(change.detail or "{}").get("transaction_id")
+            # A return without an id was a cancelled one; a report without an id named nothing.
             if transaction_id is not None or change.event != FoundPending.__name__:
                 named[transaction_id] = None
     return list(named)

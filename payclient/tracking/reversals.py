@@ -51,9 +51,10 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
         return await _check(poller, record)
     if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=True):
         return await _check(poller, record)
-    # Named ids are done with once a query by client transaction id has looked; else their own queries decide.
-    looked = poller.policy.by_client_id or not poller.policy.can_query
-    candidate_ids = record.candidate_ids if looked else ()
+    # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service
+    # has no such query, their own queries settle them.
+    are_settled = poller.policy.by_client_id or not poller.policy.can_query
+    candidate_ids = record.candidate_ids if are_settled else ()
     withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
     return Outcome.of(await poller.asks.write(record, withdrawn))
 

@@ -432,6 +432,22 @@ def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:
             sync.charge_all(tracker, [], max_in_flight=0)
 
 
+def test_a_batch_ends_whose_hook_exits(service: SimulatorThread) -> None:
+    """It waited for ever for the row whose task had gone; the next run finds out what came of it."""
+    exits = [3]
+
+    def leave(exchange: payclient.session.Exchange) -> None:
+        if exchange.operation == "sale" and exits:
+            sys.exit(exits.pop())
+
+    with opening(service.url, on_exchange=leave) as tracker:
+        with pytest.raises(SystemExit), sync.charge_all(tracker, rows(3)) as charges:
+            list(charges)
+        with sync.charge_all(tracker, rows(3)) as charges:
+            assert {result.paid for result in charges} == {True}
+    assert service.created_per_client_id == {"row-0": 1, "row-1": 1, "row-2": 1}
+
+
 # --- Processes: forks, signals, ends
 
 

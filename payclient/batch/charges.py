@@ -99,7 +99,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tasks: set[asyncio.Task[None]] = set()
         #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._exited = False
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
@@ -159,7 +159,7 @@ class Charges(AsyncIterator[ChargeResult]):
         if task.cancelled():
             words = "a task of the batch was cancelled by its process; run the batch again to go on"
             self._fail(UsageError(words), "a task of the batch was cancelled")
-        elif isinstance(error := task.exception(), Exception):
+        elif (error := task.exception()) is not None:
             self._fail(error, "a task of the batch failed")
         else:
             return
@@ -198,7 +198,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._fed = True
         self._end_if_done()
 
-    def _fail(self, error: Exception, why: str = "the requests ended in an error") -> None:
+    def _fail(self, error: BaseException, why: str = "the requests ended in an error") -> None:
         self._failure = error
         self.stop(why)
 

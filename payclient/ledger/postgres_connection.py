@@ -100,7 +100,7 @@ def pauses() -> Iterator[float]:
 
 
 def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
-    """Return the address of each host, the schemas that the address names, and it without user and options."""
+    """Return the address of each host, the schemas that it names, and the address without user and options."""
     parts = re.fullmatch(r"postgresql://([^/?#]*@)?([^/?#@]*)([^?]*)\??(.*)", url.reveal(), re.DOTALL)
     user, hosts, path, query = parts.groups("") if parts else ("", "", "", "")
     schemas = re.findall(r"(?:^|&)schema=([^&]*)", query)

@@ -302,5 +302,5 @@ class SqliteLedger(StoredLedger):
             fault = unavailable(error, "archived")
         finally:
             file.close()
-        if fault:
+        if fault:  # raised here, so that not even `__context__` keeps what SQLite said
             raise fault

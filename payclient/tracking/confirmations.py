@@ -94,6 +94,7 @@ class ReturnedForm(Scheduled):
         self.writing: set[int | None] = set()
         #: Transaction id -> when a status query first found it accepted.
         self.found: dict[int | None, float] = {}
+        #: When the latest request about the form was made.
         self.tried_at: float = NEVER
         #: The confirmation whose request is in flight.
         self.current: Confirmation | None = None
@@ -137,11 +138,13 @@ class ReturnedForm(Scheduled):
         """Return the open confirmation of this id; begin a new one, with all its tries, where none is open."""
         found = self.confirmations.get(transaction_id)
         if found is None or not found.open:
-            if found is None and len(self.confirmations) >= 2 * MOST_IDS:
+            is_new = found is None
+            if is_new and len(self.confirmations) >= 2 * MOST_IDS:
                 self.confirmations = {each.transaction_id: each for each in self.open()}
-            # An id that was tried a moment ago rests, however often it is named; a new id waits only for others.
-            due = now if found is None else max(now, self.rested_at)
-            if found is None and not self.open():
+            # An id that was tried a moment ago rests, however often it is named. A new id is tried at once, unless
+            # others are open: the form has one request a second then.
+            due = now if is_new else max(now, self.rested_at)
+            if is_new and not self.open():
                 self.tried_at = NEVER
             on_record = found is not None and found.on_record
             found = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
@@ -430,7 +433,7 @@ class Confirmer:
             if (report is None or report.state == "Cancelado") and not queries.can_see(record):
                 return True
             if report is not None and self.pending_until_confirmed(record, report) is not report:
-                return True
+                return True  # a payment of the form is confirmed first
             reading = read_form(record, report, self._clock.time())
         # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
         return await self._take(form, current, reading) and is_about_it

@@ -278,8 +278,9 @@ class AnswerReader:
         A reading without an event decides nothing yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
-        doubtful = report is None or ask.record.state is State.ACCEPTED
-        if doubtful and not self._can_see(ask.record, token):
+        # "Not found", and what would undo ACCEPTED, counts only under a token that finds what this attempt created.
+        needs_sight = report is None or ask.record.state is State.ACCEPTED
+        if needs_sight and not self._can_see(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.

@@ -136,8 +136,8 @@ class KeptLinks:
         self._keeps = keeps
         #: Set where links may be dead.
         self._died = asyncio.Event()
-        self._dropping: asyncio.Task[None] | None = None
-        asks.on_form_decided = self.drop
+        self._deleting: asyncio.Task[None] | None = None
+        asks.on_form_decided = self.delete_dead
 
     async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
@@ -150,15 +150,16 @@ class KeptLinks:
             )
         except LedgerError as error:
             self._asks.late.failed(error)
-        self.drop()  # when these die
+        self.delete_dead()  # these, when their time comes
 
-    def drop(self) -> None:
-        """Delete what is dead, in a task of its own."""
+    def delete_dead(self) -> None:
+        """Delete the links that are dead, in one task, which goes on with those that die later."""
         self._died.set()
-        if self._dropping is None and not self._asks.closed:
-            self._dropping = start(self._drop())
+        if self._deleting is None and not self._asks.closed:
+            self._deleting = start(self._delete_dead())
 
-    async def _drop(self) -> None:
+    async def _delete_dead(self) -> None:
+        """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept."""
         clock = self._asks.clock
         while True:
             self._died.clear()
@@ -175,8 +176,8 @@ class KeptLinks:
 
     async def aclose(self) -> None:
         """Stop deleting; the next process goes on."""
-        if self._dropping is not None:
-            await cancel_all([self._dropping])
+        if self._deleting is not None:
+            await cancel_all([self._deleting])
 
 
 def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:
@@ -240,7 +241,7 @@ class Forms:
         check_purchase(key)
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin must be 0 or more and less than {self._lifetime:g} seconds")
-        tries, checked = GENERATIONS, set[str]()
+        tries, queried = GENERATIONS, set[str]()
         until = self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
             asks = await self._ledger.asks(key)
@@ -253,8 +254,8 @@ class Forms:
                 if (holder := find_holder(self._poller, asks, new)) is not None:
                     await self._await_links(holder, until)
                     continue
-                if await self._check_unknown(asks, checked):
-                    continue
+                if await self._query_unknown(asks, queried):
+                    continue  # one of them may be found by now
                 task = self._start(key, free, make_request)
             try:
                 return await asyncio.shield(task)
@@ -271,17 +272,17 @@ class Forms:
             raise refusal_of(self._poller, holder)
         await sleep(self._clock, LOOK_AGAIN)
 
-    async def _check_unknown(self, asks: list[Record], checked: set[str]) -> bool:
-        """Query the forms of unknown outcome that are not in `checked`, and add them. Return whether there were any."""
+    async def _query_unknown(self, asks: list[Record], queried: set[str]) -> bool:
+        """Query the forms of unknown outcome that are not in `queried`, and add them. Return whether there were any."""
         unknown = {
             each.client_transaction_id: each
             for each in asks
-            if each.state is State.UNKNOWN and each.client_transaction_id not in checked
+            if each.state is State.UNKNOWN and each.client_transaction_id not in queried
         }
         # The answer was lost, so that this ledger has no links. Another ledger may have prepared the same id.
         for record in unknown.values():
             await self._poller.check(record)
-        checked.update(unknown)
+        queried.update(unknown)
         return bool(unknown)
 
     def _start(

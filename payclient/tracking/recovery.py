@@ -109,7 +109,7 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
     """Return when an unpaid attempt is queried once more, in UTC seconds; None: that was answered, or is not needed."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     if unpaid.state is State.REFUSED and notified_at is not None:
-        return notified_at  # "not found" leaves no event
+        return notified_at  # it may have been queried, but the answer "not found" leaves no event
     is_late = notified_at is not None and notified_at >= decided_at
     is_young = unpaid.state is State.REFUSED and now < decided_at + 2 * absent_after
     if not (is_late or is_young):

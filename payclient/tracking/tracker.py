@@ -124,7 +124,7 @@ class Tracker:
         await self._check_environment()
         self._poller.asks.open()
         try:
-            self._links.drop()
+            self._links.delete_dead()
             # Follow what a crash left open; beside other processes, what none of them follows, now and later.
             if self._poller.asks.leases is not None:
                 await self._poller.asks.leases.begin()

@@ -345,6 +345,24 @@ async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Laggin
 
 
 @pytest.mark.parametrize("script", [FakeService.take, posted(1, refuses(100))], ids=["cancelled", "refused"])
+async def test_a_late_notification_whose_write_seems_to_fail_is_queried(
+    service: Lagging, script: Script
+) -> None:
+    """It is on record, so that the same once more is a duplicate."""
+    service.scripts, service.lags = [script], False
+    async with tracking(service, HookedLedger(after={"Notified": disk_full})) as tracker:
+        with suppress(payclient.RefusedError):
+            pending = await tracker.sale(sale())
+            service.decide("Cancelado")
+            assert (await outcome_of(service, pending)).paid is False
+        service.decide("Aceptado")
+        await error_of(payclient.LedgerUnavailableError, tracker.notify(hint(1000)))
+        assert await tracker.notify(hint(1000)) is Receipt.DUPLICATE
+        await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@pytest.mark.parametrize("script", [FakeService.take, posted(1, refuses(100))], ids=["cancelled", "refused"])
 async def test_a_late_notification_outlives_its_process(
     service: Lagging, ledger: Ledger, script: Script
 ) -> None:

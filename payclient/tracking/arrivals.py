@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from payclient.errors import LedgerError
 from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import Notification
@@ -60,7 +61,13 @@ class Arrivals:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
-        noted = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+        try:
+            noted = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+        except LedgerError:
+            # It may be on record all the same, and what is repeated of a decided attempt is not queried.
+            if record.state.decided:
+                self._poller.recheck(record)
+            raise
         return self._query_noted(noted)
 
     def _may_note_another(self) -> bool:

@@ -350,6 +350,21 @@ async def test_the_later_look_at_a_refusal_outlives_its_process(service: FakeSer
         assert (await pending_of(tracker)).state is State.ACCEPTED
 
 
+@EXISTS
+async def test_a_refusal_that_is_written_late_is_looked_at_later_too(
+    service: FakeService, says: Script
+) -> None:
+    """The ledger fails for a moment as the refusal comes."""
+    lagging(service, 300)
+    service.scripts = [posted(1, says)]
+    ledger = HookedLedger(before={"Refused": once(disk_full)})
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        await service.clock.advance(620)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
 async def test_a_second_refusal_is_looked_at_later_too(service: FakeService) -> None:
     """Tried again before the later look at the first attempt: the second one, which was created, is found as well."""
     lagging(service, 500)

@@ -322,7 +322,8 @@ class OpenAsks:
             self.policy.decided(before, record)
             self._end_follow_up(record)
             self.wake(ask)
-            self.drop(ask)
+            if ask.recheck_at == math.inf:
+                self.drop(ask)
 
     def note_written(self, record: Record) -> None:
         """Note a record that was written elsewhere than by `apply`, and follow it if the policy follows such asks.

@@ -131,7 +131,7 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
     for _ in range(2):
         query = rules.next_query(ask, now)
         assert query.candidate_id == OURS
-        ask.unanswered(query.candidate_id)
+        ask.note_unanswered(query.candidate_id)
         ask.failures += 1
         ask.queried_at = now
         now, before = rules.after(ask, now) or 0.0, now

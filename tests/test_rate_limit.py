@@ -98,10 +98,10 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
     assert limit.binds
     limit.note_request(13.0)
     assert 13.0 < limit.ready_at() <= 13.2
-    limit.answered(9.5)
+    limit.note_success(9.5)
     assert limit.binds
     for _ in range(5):
-        limit.answered(13.0)
+        limit.note_success(13.0)
     assert not limit.binds
     limit.rate_limited(20.0, 19.0, 1e9)
     assert limit.ready_at() == pytest.approx(20.0 + 60.0)

@@ -86,7 +86,7 @@ class RetryPolicy:
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
             self._unknown_in_a_row = 0
-            self._rate.answered(made_at)
+            self._rate.note_success(made_at)
             return
         self._unknown_in_a_row += 1
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:

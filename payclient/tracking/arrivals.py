@@ -84,7 +84,7 @@ class Arrivals:
             return Receipt.EARLY
         if record.state.decided:
             if record.evidence is Evidence.QUERY:
-                self._poller.policy.notified_late()
+                self._poller.policy.note_late_notification()
             self._poller.recheck(record)
             return Receipt.LATE
         self._poller.notified(record)

@@ -143,15 +143,15 @@ class OpenAsks:
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
                 self.update(ask, record)
-            if ask.elsewhere and self.has(ask):
-                self._follow_again(ask)
+            if ask.elsewhere and self.has(ask):  # the update may have ended it
+                self._follow_if_here(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
             return None
         now = self.clock.monotonic()
         ask = self.add(record, self._offset_of(record, now))
         if self.is_elsewhere(record):
-            self.release(ask)
+            self.leave_to_others(ask)
         else:
             self._plan_first(ask, now)
         return ask
@@ -222,20 +222,20 @@ class OpenAsks:
 
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""
-        return self.leases is not None and not self.leases.ours(record.client_transaction_id)
+        return self.leases is not None and not self.leases.is_here(record.client_transaction_id)
 
-    def release(self, ask: Followed) -> None:
-        """Leave the queries of the ask to another process."""
+    def leave_to_others(self, ask: Followed) -> None:
+        """Leave the queries of the ask to another process, and plan the look that ends a wait here."""
         ask.elsewhere = True
         self.due.put(ask, self.policy.end_elsewhere(ask, self.clock.monotonic(), LEASE))
 
-    def _follow_again(self, ask: Followed) -> None:
+    def _follow_if_here(self, ask: Followed) -> None:
         """Query an ask again if its lease is ours by now; else plan the look that ends a wait."""
         if not self.is_elsewhere(ask.record):
             ask.elsewhere = False
             self._plan_first(ask, self.clock.monotonic())
         elif ask.slot is None and ask.task is None:
-            self.release(ask)  # a new wait must end, too
+            self.leave_to_others(ask)  # a new wait must end, too
 
     def follow_beside(self, ask: Followed, now: float) -> None:
         """Query an ask that another process holds, if somebody waits here: that process should have ended by now."""
@@ -319,14 +319,14 @@ class OpenAsks:
         if self.on_change is not None:
             self.on_change(before, record)
         if record.state.decided:
-            self.policy.decided(before, record)
+            self.policy.note_decision(before, record)
             self._end_follow_up(record)
             self.wake(ask)
             if ask.recheck_at == math.inf:
                 self.drop(ask)
 
     def note_written(self, record: Record) -> None:
-        """Note a record that was written elsewhere than by `apply`, and follow it if the policy follows such asks.
+        """Note a record that was not written by `apply`, and follow it if the policy follows such asks.
 
         An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
         and a decided form its links.

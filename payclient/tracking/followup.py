@@ -211,7 +211,7 @@ class Followed(Scheduled):
             found = self.candidates[candidate_id] = Candidate()
         return found
 
-    def unanswered(self, candidate_id: int | None) -> None:
+    def note_unanswered(self, candidate_id: int | None) -> None:
         """Note that the last query had no answer: it proves nothing, and is made again."""
         self.client_queried_at = NEVER
         self.recheck_soon = self.record.state.decided
@@ -495,11 +495,11 @@ class Policy:
 
     # --- How surely notifications arrive
 
-    def decided(self, before: Record, after: Record) -> None:
+    def note_decision(self, before: Record, after: Record) -> None:
         """Count a decision of the customer's: whether a notification came before it was found."""
         if before.state is PENDING and after.evidence is QUERY and after.kind == "sale":
             self.notified_share += NOTIFIED_WEIGHT * ((after.notified_at is not None) - self.notified_share)
 
-    def notified_late(self) -> None:
+    def note_late_notification(self) -> None:
         """Count a notification that came after its sale was decided, and counted as not notified."""
         self.notified_share = min(self.notified_share + NOTIFIED_WEIGHT, 1.0)

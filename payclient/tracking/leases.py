@@ -132,8 +132,8 @@ class Leases:
         self._unwatch: Callable[[], None] | None = None
         self._closed = False
 
-    def ours(self, client_transaction_id: str) -> bool:
-        """Return whether this process follows the ask."""
+    def is_here(self, client_transaction_id: str) -> bool:
+        """Return whether this process follows the ask, by its lease or beside it."""
         return client_transaction_id in self._ours or client_transaction_id in self._beside
 
     def permitted(self, client_transaction_id: str) -> None:
@@ -235,8 +235,8 @@ class Leases:
         held = await self._ledger.held()
         self._ours = held | self._just_added
         for ask in self._poller.asks.all():
-            if not ask.elsewhere and not self.ours(ask.record.client_transaction_id):
-                self._poller.asks.release(ask)
+            if not ask.elsewhere and not self.is_here(ask.record.client_transaction_id):
+                self._poller.asks.leave_to_others(ask)
         lost = [each for each in held if (known := self._poller.asks.find(each)) is None or known.elsewhere]
         for begin in range(0, len(lost), PAGE):
             records = await self._ledger.get_many(lost[begin : begin + PAGE])

@@ -381,7 +381,7 @@ class Poller:
         if ask.record.state.decided:
             self.asks.due.put(ask, max(ask.queried_at + self.policy.least_gap * backoff(ask), now))
         elif ask.elsewhere:
-            self.asks.release(ask)
+            self.asks.leave_to_others(ask)
         else:
             self.asks.plan_next(ask, now)
 

@@ -123,12 +123,12 @@ class StatusQueries:
             self.warn_once("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
-            rate.answered(made_at)
+            rate.note_success(made_at)
             self._refused_at = math.inf
             ask.failures = 0
             return True, report
         self._failed += WEIGHT * (1.0 - self._failed)
-        ask.unanswered(query.candidate_id)
+        ask.note_unanswered(query.candidate_id)
         return False, None
 
     async def status(self, query: TransactionRef) -> StatusReport | None:

@@ -105,8 +105,8 @@ class RateLimit:
         if pause is not None:
             self.pause(now, pause)
 
-    def answered(self, made_at: float) -> None:
-        """Speed up after a success; that of a request made before the last 429 says nothing."""
+    def note_success(self, made_at: float) -> None:
+        """Speed up after a success. One of a request that was made before the last 429 is no reason to."""
         if made_at > self._slowed_at and self._slowdown:
             self._slowdown *= self._backoff.relief
             if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):

@@ -217,12 +217,12 @@ def _slower_without_end() -> list[Patch]:
             self._slowdown = max(2 * self._slowdown, 0.1)
         self._paused_until = max(self._paused_until, now + (5.0 if retry_after is None else retry_after))
 
-    def answered(self: RateLimit, made_at: float) -> None:
+    def note_success(self: RateLimit, made_at: float) -> None:
         self._slowdown = self._slowdown * 0.95 if self._slowdown > 0.01 else 0.0
 
     return [
         (RateLimit, "rate_limited", rate_limited),
-        (RateLimit, "answered", answered),
+        (RateLimit, "note_success", note_success),
         (Policy, "end", lambda self, ask: math.inf),
     ]
 

@@ -97,6 +97,17 @@ def test_a_csv_finishes_and_a_second_run_sends_nothing(mixed: Service, tmp_path:
     assert re.search(rf"accepted +yes +{accepted} ", said.out)
 
 
+def test_a_line_for_machines_is_whole_however_long(willing: Service, tmp_path: Path, capfd: Said) -> None:
+    """Many outcomes, or the path of a report, make an event long; cut, no machine reads how the run ended."""
+    folder = tmp_path / ("d" * 250) / ("e" * 250)
+    folder.mkdir(parents=True)
+    arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("whole", 1)), "--json")
+    assert main([*arguments, "--report", str(folder / "report.csv")]) == 0
+    events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert events[-1]["report"] == str(folder / "report.csv")
+    assert events[-1]["exit_code"] == 0
+
+
 def test_a_token_that_is_not_taken_stops_the_sending(
     willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:

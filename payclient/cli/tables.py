@@ -17,7 +17,7 @@ import attrs
 from payclient.cli.files import check_output
 from payclient.cli.texts import language, reason
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.ledger.records import sanitize_text
+from payclient.ledger.records import escape_text
 from payclient.rows import ChargeFile
 from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format
@@ -97,7 +97,7 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     def cell(value: object) -> object:
         if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 10**15):
             return value
-        shown: Any = value if isinstance(value, Decimal) else sanitize_text(cell_text(value, "."))
+        shown: Any = value if isinstance(value, Decimal) else escape_text(cell_text(value, "."))
         made = WriteOnlyCell(sheet, shown)
         if isinstance(value, Decimal):
             made.number_format = "#,##0.00"

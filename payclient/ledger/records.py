@@ -180,13 +180,16 @@ def change_of(row: Sequence[Any]) -> Change:
 # Text that others wrote
 
 
-def sanitize_text(text: str) -> str:
-    """Return at most 500 characters that every database and terminal takes: what is not printable is escaped."""
-    text = text[:_TEXT]
+def escape_text(text: str) -> str:
+    """Return the text with what is not printable escaped, so that every database and terminal takes it."""
     if text.isprintable():
         return text
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-    return escaped[:_TEXT]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def sanitize_text(text: str) -> str:
+    """Return at most 500 characters of a text that others wrote, escaped."""
+    return escape_text(text[:_TEXT])[:_TEXT]
 
 
 def sanitize_event(event: Event) -> Event:

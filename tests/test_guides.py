@@ -180,7 +180,7 @@ def logged(path: Path) -> Iterator[tuple[str, str, str]]:
     name = re.search(r'= Log\("(payclient\.\w+)"\)', code)
     for call in ast.walk(ast.parse(code)):
         match call:
-            case ast.Call(func=ast.Attribute(attr="say"), args=[ast.Constant(value=str(event)), *_]):
+            case ast.Call(func=ast.Attribute(attr="warn_once"), args=[ast.Constant(value=str(event)), *_]):
                 yield event, "payclient.tracker", "warning"
             case ast.Call(func=ast.Name("log"), args=[ast.Constant(level), ast.Constant(event), *_]):
                 assert name is not None

@@ -497,6 +497,8 @@ def _opening(
 def _charging(
     function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.batch.Charges],
 ) -> Callable[Concatenate[Tracker, Iterable[SaleRequest | ChargeRow], _P], Charges]:
+    """Make a function that charges through an async tracker one that charges through a tracker without `await`."""
+
     @functools.wraps(function)
     def charge_all(
         tracker: Tracker, requests: Iterable[SaleRequest | ChargeRow], /, *args: _P.args, **options: _P.kwargs

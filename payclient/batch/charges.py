@@ -297,7 +297,7 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _charge(self, lane: Lane) -> None:
         """Send the first row of a lane and hold the lane until its customer is free again."""
         try:
-            sent = await self._send(lane.rows[0])
+            sent: PendingSale | ChargeResult | float = await self._send(lane.rows[0])
             raced = isinstance(sent, PendingSale) and sent.state in (State.SENDING, State.REFUSED)
             if self._shares and raced:
                 # Another process was quicker: its attempt decides what becomes of the row.

@@ -53,15 +53,18 @@ class Configuration:
         path = self._find(_folder_of(commands[0], arguments))
         values = {} if path is None else _read(path, self.batch)
         reconcile = values.pop("reconcile", {})
-        own = reconcile if commands[0] == "reconcile" else {}
-        mine = {n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")}
+        section = reconcile if commands[0] == "reconcile" else {}
+        general = {
+            n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")
+        }
         for name in _PAIRS:
-            _complete(arguments, own or mine, name, path)
-        for table, is_open in ((own, False), (mine, True)):
+            _complete(arguments, section or general, name, path)
+        # A command need not have an option for each general setting, but must have one for those of its section.
+        for table, is_open in ((section, False), (general, True)):
             for command in reversed(commands):
                 table = {command: table}
             Dict(table, source=str(path), allow_unknown=is_open)(app, commands, arguments)
-        origins.set({name: (value, str(path)) for name, value in mine.items()} | _given(arguments))
+        origins.set({name: (value, str(path)) for name, value in general.items()} | _given(arguments))
 
     def _find(self, beside: Path) -> Path | None:
         if self.path is not None:

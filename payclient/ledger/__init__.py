@@ -106,7 +106,7 @@ class Ledger(Protocol):
         """
 
     async def apply(self, record: Record, event: Event) -> Record:
-        """Let the attempt take the event, durable when this returns, and give the record as it is then.
+        """Apply the event to the attempt and return the updated record. Durable once this returns.
 
         `record` is what the caller last saw: where the ledger's is newer, the event is applied to that one.
         Raises `TransitionError`, changing nothing, where its state does not take the event, and its subclass
@@ -180,13 +180,13 @@ class Shared(Ledger, Protocol):
         """
 
     async def renew(self, seconds: float) -> int:
-        """Go on holding for so many seconds what is held and due soon; return how many attempts are held."""
+        """Renew for so many seconds the leases that end soon, and return how many attempts are held."""
 
     async def held(self) -> set[str]:
         """Return the client transaction ids of the attempts that are held."""
 
     async def defer(self, seconds: Mapping[str, float]) -> None:
-        """Hold what is held of these client transaction ids for so many seconds, without renewal.
+        """Hold the leases of these client transaction ids, where held, for so many seconds without renewal.
 
         A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
         """
@@ -195,7 +195,7 @@ class Shared(Ledger, Protocol):
         """Reserve a query in the rate of all processes, with `gap` seconds behind it; return the seconds until it."""
 
     async def pause(self, seconds: float) -> None:
-        """Let no process query for so many seconds, but for queries that are reserved already."""
+        """Forbid every process to query for so many seconds. Queries that are reserved already may be made."""
 
 
 async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only: bool = False) -> Ledger:

@@ -43,9 +43,7 @@ class Operation:
 
 @attrs.define(eq=False)
 class Write(Operation):
-    """Insert the attempt, and answer whether it was permitted; with an event, let the attempt take that, and answer
-    the record as it is then.
-    """
+    """Insert the attempt, and answer whether it was permitted; or apply an event, and answer the updated record."""
 
     record: Record
     event: Event | None = None
@@ -55,7 +53,7 @@ class Write(Operation):
     tries: int = 0
 
     def aim(self, event: Event, before: Record, after: Record) -> None:
-        """Let the event move the attempt from this record to that one."""
+        """Set the row that the event writes, as it leads from `before` to `after`."""
         self.record, self.after, self.row = before, after, change_row(before, event, after)
 
 
@@ -250,7 +248,7 @@ class Batch:
         attempts: list[Record],
         fault: LedgerUnavailableError | None,
     ) -> None:
-        """Let the event move the ledger's attempt, not the caller's. Raises `TransitionError` where it may not."""
+        """Apply the event to the ledger's attempt, not the caller's. Raises `TransitionError` where it may not."""
         row = write.row
         write.aim(event, *moved(attempts, write.record, event))
         record = write.record
@@ -299,7 +297,7 @@ def rows_of(writes: Iterable[Write]) -> tuple[list[Row], list[Row]]:
 
 
 def resolve(answers: dict[Operation, Any]) -> None:
-    """Give each caller the answer, in the loop."""
+    """Resolve the future of each operation by its answer. Called in the loop."""
     for operation, answer in answers.items():
         if operation.future.done():  # cancelled
             continue

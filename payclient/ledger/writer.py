@@ -50,15 +50,15 @@ class Writer:
         self._pending.append(operation)
 
     def _hand_over(self) -> None:
-        """Let the thread or the task take what is pending."""
+        """Hand what is pending to the thread, or to the task."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Let what is queued be carried out, and end."""
+        """End once everything queued is carried out."""
         raise NotImplementedError
 
     async def ended(self) -> None:
-        """Wait until it has; from any event loop."""
+        """Wait until the writer has ended. May be awaited in any event loop."""
         raise NotImplementedError
 
     def abandon(self) -> None:

@@ -91,6 +91,7 @@ class Arrivals:
         return Receipt.MATCHED
 
     async def _note(self, ask: Followed | None, record: Record, event: Event) -> Record:
+        """Write the event of a hint, and update the open ask where it is followed here."""
         if ask is None:
             return await self._ledger.apply(record, event)
         newest = await self._ledger.apply(ask.record, event)

@@ -410,8 +410,8 @@ class Confirmer:
             if current is not None and current.transaction_id is not None:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-            is_queried_no_more = record.state in (State.CANCELLED, State.EXPIRED)
-            if is_queried_no_more and self._clock.time() < policy.closed_until(record):
+            polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
+            if polling_ended and self._clock.time() < policy.closed_until(record):
                 # A confirmation may have been carried out: query until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)

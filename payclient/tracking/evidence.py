@@ -100,11 +100,12 @@ class Reading:
 
 
 def find_mismatch(
-    record: Record, report: StatusReport, *, by_candidate: bool = False, candidate_id: int | None = None
+    record: Record, report: StatusReport, *, must_name_ours: bool = False, candidate_id: int | None = None
 ) -> str | None:
     """Return what in a report is not ours, or None. A report that is not ours decides nothing.
 
-    Queried by a candidate id, only a report that names our client transaction id is ours.
+    With `must_name_ours` only a report that names our client transaction id is ours: queried by a candidate id, it may
+    be any sale's.
     """
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
@@ -113,7 +114,7 @@ def find_mismatch(
         return others
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
-    if by_candidate and record.transaction_id is None and report.client_transaction_id is None:
+    if must_name_ours and record.transaction_id is None and report.client_transaction_id is None:
         return f"transaction id {report.transaction_id} without a client transaction id"
     if _differs(report.amount, record.amount):
         return f"amount {report.amount}"
@@ -224,7 +225,7 @@ class AnswerReader:
         mismatch = find_mismatch(
             record,
             report,
-            by_candidate=candidate_id is not None or not self.policy.proves_absence,
+            must_name_ours=candidate_id is not None or not self.policy.proves_absence,
             candidate_id=None if self.credentials is None else candidate_id,
         )
         if mismatch:

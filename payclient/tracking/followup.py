@@ -308,11 +308,10 @@ class Policy:
 
     def follows(self, record: Record) -> bool:
         """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
-        known = (
-            record.state is State.REVERSING and record.transaction_id is not None and self.by_transaction_id
-        )
+        is_found_by_id = record.transaction_id is not None and self.by_transaction_id
+        is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
-        return record.kind == "sale" or self.by_client_id or known or not self.can_query
+        return record.kind == "sale" or self.by_client_id or is_reversal_found or not self.can_query
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.

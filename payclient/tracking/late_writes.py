@@ -70,7 +70,7 @@ class LateWrites:
         self.failed(error)
 
     async def permit(self, record: Record) -> bool:
-        """Let the ledger permit an attempt, as `Ledger.permit` does."""
+        """Do what `Ledger.permit` does, and note whether the write failed."""
         try:
             granted = await self._ledger.permit(record)
         except LedgerUnavailableError:

@@ -286,7 +286,7 @@ class Refusals:
             queried_id = None if own_source else candidate_id
             if report is None:
                 continue
-            if find_mismatch(before, report, by_candidate=queried_id is not None, candidate_id=queried_id):
+            if find_mismatch(before, report, must_name_ours=queried_id is not None, candidate_id=queried_id):
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")

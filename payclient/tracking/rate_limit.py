@@ -154,7 +154,7 @@ class RequestLines:
         self.waiting: int = 0
 
     def put(self, item: Scheduled, line: int) -> None:
-        """Let the item wait in a line; of two lines in the better one."""
+        """Put the item in a line. An item that waits in another line goes to the better of the two."""
         if not item.line or line < item.line:
             self.drop(item)
             item.line = line

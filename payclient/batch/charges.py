@@ -180,6 +180,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- From the requests to the lanes
 
     async def _feed(self) -> None:
+        """Read the requests into lanes while there is room, to the last one or to the first error."""
         try:
             async with aclosing(rows_of(self._attempts, self._requests)) as rows:
                 async for row in rows:
@@ -207,6 +208,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._start(self._results.put(None))
 
     def _add_row(self, row: LaneRow) -> None:
+        """Add a row to the lane of its customer, and queue the lane if it is idle."""
         key = self._attempts.lane(row.request)
         lane = self._lanes.setdefault(key, Lane(key))
         lane.rows.append(row)
@@ -228,6 +230,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- Whose turn it is
 
     def _queue_lane(self, lane: Lane) -> None:
+        """Queue a lane whose first row may be sent, or is answered without a send."""
         lane.is_busy = True
         if lane.rows[0].may_send(retry_refused=self._retry_refused):
             self._turns.add(lane)

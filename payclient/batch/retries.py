@@ -117,6 +117,7 @@ class RetryPolicy:
         return None
 
     def _unauthorized(self, error: UnauthorizedError, token: int) -> float | None:
+        """Return 0 where the row is sent again with a fresh token; else stop the sending."""
         if self._renews_token and error.http_status == 401:
             if token < self.token:
                 return 0.0  # this row was sent with an older token

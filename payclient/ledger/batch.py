@@ -134,9 +134,9 @@ class Batch:
             self._paid.clear()
 
     async def _write(self, database: Database) -> None:
+        """Carry out the writes in rounds: in each the first one that is left of each client transaction id."""
         writes = self.writes
         while writes:
-            # The writes of one client transaction id are carried out one after another, in their order.
             first: dict[str, Write] = {}
             later = [
                 each

@@ -162,6 +162,7 @@ class PostgresWriter(Writer):
         drop(database and database.connection)
 
     async def _run(self) -> None:
+        """Carry out what is queued, a batch at a time, until the writer is stopped."""
         operations: list[Operation] = []
         try:
             while self._pending or not self._stopping:
@@ -200,6 +201,7 @@ class PostgresWriter(Writer):
         return None
 
     async def _carry_out(self, batch: Batch) -> None:
+        """Answer every operation of a batch, then notify the other processes of its news."""
         fault = await self._reach()
         if fault is None and self._database is not None:
             self._database.permits_of = (self.owner, *self.holder)

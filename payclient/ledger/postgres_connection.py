@@ -238,6 +238,7 @@ class Server:
 
 
 async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
+    """Connect to one host. The error that it raises has none of asyncpg's words."""
     fault: PayError
     try:
         # No cache of statements: behind a pooler, the next statement may meet another server.
@@ -337,6 +338,7 @@ class Listener:
             self._wake(None)
 
     async def _listen(self) -> None:
+        """Wake the watchers at each notification, over one connection after another."""
         while True:
             connection: asyncpg.Connection | None = None
             try:

@@ -140,6 +140,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
 
 
 def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenFile:
+    """Set up the connection, make the schema in a new file, and check that nothing of it is missing."""
     connection = connect(path)
     try:
         _set(connection, *_SETTINGS[0])

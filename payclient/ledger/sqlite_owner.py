@@ -119,6 +119,7 @@ class OwnerLock:
             _held.add(self)
 
     def _lock(self, owner: int | None) -> None:
+        """Take the lock, and write our process id into its file."""
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigurationError(f"the ledger's lock must be a regular file, and {self.path} is not one")
@@ -143,6 +144,7 @@ class OwnerLock:
         raise fault
 
     def _in_use(self) -> LedgerInUseError:
+        """Return the error that names the process whose id the lock file has."""
         written = os.pread(self._file, 20, 0).strip()
         owner = int(written) if written.isdigit() else None
         known = {None: "another process", os.getpid(): "this process, which opened it before"}

@@ -41,6 +41,7 @@ class Arrivals:
         return None, await self._ledger.get(client_transaction_id)
 
     async def _notify(self, notification: Notification) -> Receipt:
+        """Write a hint unless it is repeated or comes too often, plan its query, and return its receipt."""
         transaction_id = notification.transaction_id
         ask, record = await self._find(notification.client_transaction_id)
         if record is None:

@@ -169,6 +169,7 @@ class OpenAsks:
         return ask
 
     def _offset_of(self, record: Record, now: float) -> float:
+        """Return the `offset` of an ask: the seconds from the wall clock's time to the monotonic clock's."""
         offset = now - self.clock.time()
         expires_at = record.expires_at
         if expires_at is None:
@@ -380,6 +381,7 @@ class OpenAsks:
         return Outcome.of(ask.record, report=ask.report)
 
     async def _wait_for_end(self, ask: Followed, timeout: float | None) -> None:
+        """Wait until the waits for an ask end. Raises `StillPendingError` after `timeout` seconds."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if ask.waiters is None:
             ask.waiters = set()

@@ -96,6 +96,7 @@ class SharedRateLimit(RateLimit):
         return self._write(pause, reserves=reserves)
 
     async def _write(self, pause: float, *, reserves: bool) -> None:
+        """Write a pause, and reserve a request. If the ledger fails, wait as though `PRESUMED` processes shared it."""
         seconds = max(PRESUMED * self._known_gap, self.gap)
         try:
             if pause:

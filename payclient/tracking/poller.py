@@ -221,6 +221,7 @@ class Poller:
             self._start_ready()
 
     def _look_at(self, item: Scheduled, now: float) -> None:
+        """Look at an item that is due, unless its request is in flight."""
         if item.task is not None:
             return  # what runs plans the next look
         if isinstance(item, Followed):

@@ -252,6 +252,7 @@ class Refusals:
         return before if before.state is State.ACCEPTED else None
 
     async def _was_said_to_exist(self, before: Record) -> bool:
+        """Return whether the service refused an attempt because of what exists: 2061, or a duplicate."""
         if before.evidence is not Evidence.ANSWER:
             return False
         if before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates:

@@ -41,6 +41,7 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
 
 
 async def _withdraw(poller: Poller, record: Record) -> Outcome:
+    """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
     cancel = poller.session.profile.cancel
     try:
         if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -76,6 +78,20 @@ def test_output_that_nobody_takes_ends_no_run(
     subprocess.run(["sh", "-c", shell, "sh", *PYTHON, *arguments], cwd=tmp_path, env=environment, timeout=60)
     assert (tmp_path / "code").read_text() == "3\n"
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 4
+
+
+def test_a_reader_that_does_not_read_holds_up_no_run(unwilling: Service, tmp_path: Path) -> None:
+    """As `less`, or a program that waits for the end first: all rows are charged, and then all lines are there."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("unread", 30)), tmp_path / "report.csv"
+    with start(charge_arguments(unwilling, file, "--report", str(report), "--json")) as process:
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        wait_until(lambda: report.exists() and len(read_report(report)) == 30)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 3
+    events = [json.loads(line) for line in out.splitlines()]
+    assert sum(event["event"] == "row" for event in events) == 30
+    assert events[-1]["exit_code"] == 3
 
 
 SMALL_FILES = """

@@ -22,9 +22,6 @@ from payclient.errors import ConfigurationError
 
 _STDOUT = 1
 
-#: Bytes that a write to a pipe takes without blocking, once `select` returns the pipe (POSIX: 512 or more).
-_AT_ONCE = 512
-
 
 def follow(
     *,
@@ -70,7 +67,7 @@ async def _print(outcomes: AsyncIterator[Outcome]) -> None:
         line = json_line(_facts(outcome))
         while line:
             await _writable()
-            line = line[os.write(_STDOUT, line[:_AT_ONCE]) :]
+            line = line[os.write(_STDOUT, line[: terminal.AT_ONCE]) :]
 
 
 async def _writable() -> None:

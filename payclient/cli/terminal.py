@@ -1,6 +1,7 @@
 """Output to the terminal: results to stdout, everything else to stderr, one line at a time.
 
-Writing never fails: a reader that has gone, or a full disk behind the log, ends no run.
+Writing never fails and never waits: a reader that has gone, a full disk behind the log, a pipe that nobody reads and a
+terminal that is stopped hold up no run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import io
 import logging
 import os
 import re
+import select
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +30,12 @@ from rich.text import Text
 from payclient.cli.texts import language, reason, sentence, text
 from payclient.errors import ConfigurationError
 
+#: Bytes that a write to a pipe takes without waiting, once `select` returns the pipe (POSIX: 512 or more).
+AT_ONCE = 512
+
+#: What a full pipe or a stopped terminal did not take yet, by the name of the stream.
+_unsent: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+
 
 class _StandardStream(io.TextIOBase):
     """The current `sys.stdout` or `sys.stderr`; its write errors are ignored."""
@@ -42,9 +51,35 @@ class _StandardStream(io.TextIOBase):
         except (OSError, ValueError, AttributeError):
             return None
 
+    def _waiter(self) -> int | None:
+        """Return the number of what may hold a writer up: a pipe or a terminal. Windows cannot tell."""
+        try:
+            number: int = getattr(sys, self._name).fileno()
+            kind = stat.S_IFMT(os.fstat(number).st_mode)
+        except (OSError, ValueError, AttributeError):
+            return None
+        can_wait = sys.platform != "win32" and kind in (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR)
+        return number if can_wait else None
+
     def write(self, text: str) -> int:
-        self._call("write", text)
+        if self._waiter() is None:
+            self._call("write", text)
+        else:
+            try:
+                _unsent[self._name] += text.encode(self.encoding)
+            except UnicodeEncodeError:
+                _unsent[self._name] += text.encode("ascii", "replace")
+            self.send()
         return len(text)
+
+    def send(self, seconds: float | None = 0) -> None:
+        """Write what is not written yet, as far as it is taken; wait so long for room (None: however long)."""
+        unsent, number = _unsent[self._name], self._waiter()
+        try:
+            while unsent and number is not None and select.select([], [number], [], seconds)[1]:
+                del unsent[: os.write(number, unsent[:AT_ONCE])]
+        except (OSError, ValueError):  # the reader has gone
+            unsent.clear()
 
     def flush(self) -> None:
         self._call("flush")
@@ -83,7 +118,13 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Flush the streams, and replace one that cannot be written: the interpreter would exit with 120."""
+    """Write what is left, unless Ctrl-C ends that, and replace a stream that cannot be flushed.
+
+    The interpreter would exit with 120.
+    """
+    with suppress(KeyboardInterrupt):
+        for name in _unsent:
+            _StandardStream(name).send(None)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -52,7 +52,7 @@ class Write(Operation):
     after: Record | None = None
     tries: int = 0
 
-    def aim(self, event: Event, before: Record, after: Record) -> None:
+    def prepare(self, event: Event, before: Record, after: Record) -> None:
         """Set the row that the event writes, as it leads from `before` to `after`."""
         self.record, self.after, self.row = before, after, change_row(before, event, after)
 
@@ -225,7 +225,7 @@ class Batch:
         row = write.row
         try:
             if write.event is not None:
-                await self._aim(database, write, write.event, attempts, fault)
+                await self._prepare_again(database, write, write.event, attempts, fault)
             elif not may_permit(attempts, write.record):
                 self.answers[write] = False
                 return False
@@ -240,7 +240,7 @@ class Batch:
             return False
         return True
 
-    async def _aim(
+    async def _prepare_again(
         self,
         database: Database,
         write: Write,
@@ -248,14 +248,18 @@ class Batch:
         attempts: list[Record],
         fault: LedgerUnavailableError | None,
     ) -> None:
-        """Apply the event to the ledger's attempt, not the caller's. Raises `TransitionError` where it may not."""
+        """Prepare the write of an event for the ledger's record, which may be newer than the caller's.
+
+        Raises `TransitionError` where that record does not take the event.
+        """
         row = write.row
-        write.aim(event, *moved(attempts, write.record, event))
+        write.prepare(event, *moved(attempts, write.record, event))
         record = write.record
         if isinstance(event, Created) and record.credentials:
             key = (event.transaction_id, record.credentials, record.client_transaction_id)
             if await database.fetch("holder", key):
                 raise TransactionTakenError.of(record, event.transaction_id)
+        # PostgreSQL takes NotSent only from the process that was granted the attempt.
         if write.row == row and isinstance(event, NotSent) and fault is None:
             raise TransitionError("another process was granted this attempt")
 

@@ -115,7 +115,7 @@ class StoredLedger:
         event = sanitize_event(event)
         write = Write(self._future(), record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
-            write.aim(event, record, advance(record, event))
+            write.prepare(event, record, advance(record, event))
         except TransitionError:  # the ledger's record may be newer, and take the event
             pass
         after: Record = await self._submit(write)

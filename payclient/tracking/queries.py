@@ -211,6 +211,7 @@ class Refusals:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._queries = poller.queries
+        self._clock = poller.clock
         self._duplicates = poller.session.profile.duplicate_codes
 
     async def _wait_for_turn(self) -> None:
@@ -246,6 +247,11 @@ class Refusals:
             raise CustomerBusyError(
                 "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
             )
+        # "Cancelado" is final once nobody can approve it any more (§3).
+        ends = before.created_at + self._poller.policy.longest_life["sale"]
+        if report.state == "Cancelado" and self._clock.time() < ends:
+            words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
+            raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and before.state is not State.ACCEPTED:
             words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
@@ -268,7 +274,7 @@ class Refusals:
     async def _find(self, before: Record) -> StatusReport | None:
         """Query by each transaction id that was named, then by client transaction id; return the first that decides.
 
-        None: nothing of this attempt is found, or only a cancelled transaction that was named.
+        One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
         """
         named: list[int | None] = [each for each in reversed(before.candidate_ids) if each != DROPPED]
         policy, own_source = self._poller.policy, self._queries.source is not None
@@ -276,6 +282,7 @@ class Refusals:
             turns = named[:1] or [None]
         else:
             turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_client_id else ())]
+        cancelled = None
         for candidate_id in turns:
             await self._wait_for_turn()
             query = TransactionRef(
@@ -293,9 +300,11 @@ class Refusals:
                 raise NotSentError("what was found under its id is not as it was sent")
             if queried_id is None:
                 return report
+            report = attrs.evolve(report, transaction_id=queried_id)
             if report.state != "Cancelado":
-                return attrs.evolve(report, transaction_id=queried_id)
-        return None
+                return report
+            cancelled = report
+        return cancelled
 
     def is_duplicate(self, refused: RefusedError) -> bool:
         """Return whether the service refused an id because it has it already."""

@@ -58,9 +58,9 @@ class Schedule(Protocol):
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """Return the seconds from a query made at this age of the sale to the next one.
 
-        `part` is the part of a gap that is wanted: the first query of each sale comes after another part of one. A
-        smaller part must not take longer. `heard` is the recent share of answers that a notification told of, from 0
-        to 1; a schedule may query less by it.
+        `part` is 1, but for the first query of each sale: there it is between 0 and 1.5, which spreads the queries of
+        sales that begin together. A smaller part must not take longer. `heard` is the recent share of answers of which
+        a notification came, from 0 to 1; a schedule may query less by it.
         """
 
 

@@ -365,10 +365,10 @@ class Charges(AsyncIterator[ChargeResult]):
         return pending
 
     async def _until_over(self, pending: PendingSale) -> bool:
-        """Wait until the customer can be charged again; return True if the sale is waited for no longer."""
+        """Wait until the customer can be charged again. False: it has expired; the last queries are to come."""
         while pending.expires_at is not None:
-            late = self._late if pending.state is State.UNKNOWN else 0.0
-            seconds = pending.expires_at + late - self._clock.time()
+            grace = self._late if pending.state is State.UNKNOWN else 0.0
+            seconds = pending.expires_at + grace - self._clock.time()
             if seconds <= 0:
                 break
             try:

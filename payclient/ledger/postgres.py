@@ -71,11 +71,11 @@ class PostgresDatabase:
         self._prepared: dict[str, Any] | None = {}
         #: The number of this opening; the holder of the attempts permitted here; for how many seconds.
         self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
-        #: The server said something beside its answer: a commit may not have gone where it should.
+        #: Whether the server warned beside its answer: a commit may not have reached a standby.
         self._warned = False
-        connection.add_log_listener(self._hear)
+        connection.add_log_listener(self._note_warning)
 
-    def _hear(self, _: object, message: Any) -> None:
+    def _note_warning(self, _: object, message: Any) -> None:
         self._warned = self._warned or getattr(message, "severity_en", None) == "WARNING"
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:

@@ -271,7 +271,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _tighten(path: str) -> None:
-    """Take from group and others what they may do with a file."""
+    """Remove the permissions that group and others have on a file."""
     with suppress(FileNotFoundError):
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o077:

@@ -323,7 +323,7 @@ class OpenAsks:
             self.policy.note_decision(before, record)
             self._end_follow_up(record)
             self.wake(ask)
-            if ask.recheck_at == math.inf:
+            if ask.recheck_at == math.inf:  # else one more query of it is planned
                 self.drop(ask)
 
     def note_written(self, record: Record) -> None:

@@ -360,8 +360,9 @@ class Policy:
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether an expired ask has had its last query. Once this is written, its purchase is free again.
 
-        A query is not the last if its answer was lost, was about another ask, or was not taken by the ledger: it
-        may have been "paid". No query is before a whole life has passed here: our clock may be ahead of the sender's.
+        A query does not count as the last if its answer was lost, was about another ask, or was not taken by the
+        ledger: the answer may have been "paid". Nor does a query that was made before a whole life has passed here,
+        since our clock may be ahead of the sender's.
         """
         if not is_presumed(ask.record) or now < self._surely_ended(ask):
             return False

@@ -407,8 +407,8 @@ class Poller:
 
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
-        is_soon = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
-        if is_soon or not self._may_query_now():
+        was_just_queried = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
+        if was_just_queried or not self._may_query_now():
             return None
         if ask.task is None:
             started = self._starting.setdefault(ask, asyncio.Event())

@@ -270,7 +270,7 @@ class Batch:
         if len(rows) == len(purchases):
             return  # no purchase has another ask
         asks = [record_of(row) for row in rows]
-        # Of several writes about one attempt the last.
+        # The last of several writes about one attempt.
         paid = {(each.record.client_transaction_id, each.record.attempt): each for each in self._paid}
         for record in asks:
             each = paid.get((record.client_transaction_id, record.attempt))
@@ -280,7 +280,7 @@ class Batch:
                 noted = advance(record, also_paid)
                 with suppress(*database.value_faults):
                     inserted = await database.insert([], [change_row(record, also_paid, noted)])
-                    if inserted and record == self.answers.get(each):
+                    if inserted and record == self.answers.get(each):  # no later write has changed it
                         self.answers[each] = noted
 
     def _fail(self, operation: Operation, error: BaseException) -> None:

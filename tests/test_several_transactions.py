@@ -365,6 +365,16 @@ async def test_a_refusal_that_is_written_late_is_looked_at_later_too(
         assert (await pending_of(tracker)).outcome.paid is True
 
 
+@EXISTS
+async def test_a_wait_for_a_refusal_that_is_never_written_ends(service: FakeService, says: Script) -> None:
+    """The ledger fails from then on: the sale is shown as unknown, and its expiry counts as that of any other."""
+    lagging(service, float("inf"))
+    service.scripts = [posted(1, says)]
+    async with tracking(service, HookedLedger(before={"Refused": disk_full})) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+
+
 async def test_a_second_refusal_is_looked_at_later_too(service: FakeService) -> None:
     """Tried again before the later look at the first attempt: the second one, which was created, is found as well."""
     lagging(service, 500)
@@ -579,8 +589,13 @@ async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) 
     assert paid == [True if approved else None]
 
 
-async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(service: FakeService) -> None:
-    """A refused sale exists. One process decides to send it again, and stands still; another one is notified of it."""
+@pytest.mark.parametrize("identifier", ["order-17", "another"])
+async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(
+    service: FakeService, identifier: str
+) -> None:
+    """A refused sale exists. One process decides to send it again, under its id or another one of the same purchase,
+    and stands still; another process is notified of it.
+    """
     one = SharedLedger()
     two = SharedLedger(one)
     woken = asyncio.Event()
@@ -592,14 +607,16 @@ async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(servi
     service.scripts = [posted(1, refuses(800)), late]
     async with tracking(service, one) as first, tracking(service, two) as second:
         with pytest.raises(payclient.RefusedError):
-            await first.sale(sale())
-        again = asyncio.create_task(first.sale(sale()))
+            await first.sale(sale(), purchase="cart")
+        again = asyncio.create_task(first.sale(sale(identifier), purchase="cart"))
         await service.clock.advance(1)
+        service.status_scripts = [reset] * 10
         assert await second.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(20)
         woken.set()
         with pytest.raises(payclient.NotSentError):
             await again
+        service.status_scripts = []
         service.decide("Aceptado")
         assert (await first.sale(sale())).outcome.paid is True
     assert service.posted == {"order-17": 1}

@@ -264,10 +264,11 @@ class Attempts:
         """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
         own = attempt.client_transaction_id if before is None else before.purchase
         purchase = attempt.purchase or own
+        refused = [] if before is None else [before]
         if attempt.purchase is not None or purchase != attempt.client_transaction_id:
-            await self._check_purchase(attempt, before, purchase)
+            refused += await self._check_purchase(attempt, before, purchase)
         try:
-            event = await self._post(attempt, partial(self._permit, attempt, before, purchase))
+            event = await self._post(attempt, partial(self._permit, attempt, before, purchase, refused))
         except Exception as error:
             if attempt.record is None:
                 raise  # no byte has left
@@ -302,30 +303,34 @@ class Attempts:
             return self._prepared(self._clock.time())  # its caller has the links
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
-    async def _check_purchase(self, attempt: Attempt, before: Record | None, purchase: str) -> None:
+    async def _check_purchase(self, attempt: Attempt, before: Record | None, purchase: str) -> list[Record]:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
 
-        A sale that was refused, and notified all the same, is queried first: it may be paid.
+        A sale that was refused, and notified all the same, is queried first: it may be paid. Returns the refused sales.
         """
         asks = await self._ledger.asks(purchase)
         if asks and (holder := find_holder(self._poller, asks, self._record(attempt, before, purchase))):
             raise refusal_of(self._poller, holder)
         newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
         newest.pop(attempt.client_transaction_id, None)  # queried already, where it was refused
-        for refused in newest.values():
-            if refused.state is State.REFUSED and refused.notified_at is not None:
-                paid = await self.refusals.find_refused(refused)
+        refused = [each for each in newest.values() if each.state is State.REFUSED]
+        for each in refused:
+            if each.notified_at is not None:
+                paid = await self.refusals.find_refused(each)
                 if paid is not None:
                     raise refusal_of(self._poller, paid)
+        return refused
 
-    async def _check_unchanged(self, before: Record) -> None:
-        """Raise where the refused attempt was notified since it was looked at: it may exist."""
-        newest = await self._ledger.get(before.client_transaction_id)
-        if newest is not None and newest.attempt == before.attempt and newest.version > before.version:
-            raise NotSentError(
-                "an earlier attempt was notified, or found, as this one connected",
-                client_transaction_id=before.client_transaction_id,
-            )
+    async def _check_unchanged(self, refused: Sequence[Record]) -> None:
+        """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
+        newest = await self._ledger.get_many([each.client_transaction_id for each in refused])
+        for each in refused:
+            now = newest.get(each.client_transaction_id)
+            if now is not None and now.attempt == each.attempt and now.version > each.version:
+                raise NotSentError(
+                    "an earlier attempt was notified, or found, as this one connected",
+                    client_transaction_id=each.client_transaction_id,
+                )
 
     def _record(self, attempt: Attempt, before: Record | None, purchase: str) -> Record:
         """Return the record that the permit inserts."""
@@ -345,10 +350,12 @@ class Attempts:
             beside_open_form=attempt.beside_open_form,
         )
 
-    async def _permit(self, attempt: Attempt, before: Record | None, purchase: str) -> None:
+    async def _permit(
+        self, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+    ) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
-        if before is not None:
-            await self._check_unchanged(before)
+        if refused:
+            await self._check_unchanged(refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = self._record(attempt, before, purchase)
         denied: Exception = PermitDeniedError()

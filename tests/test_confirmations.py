@@ -21,7 +21,7 @@ from payclient.ledger import Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.tracking.confirmations import MOST_IDS, Confirmation, ReturnedForm
-from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids, unpaid_since
+from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
 
 
 def returned() -> ReturnedForm:
@@ -176,7 +176,7 @@ async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
                 await ledger.apply(record, FoundAccepted(at=float(now), transaction_id=number + 1))
             elif now >= since:
                 expected.add(identifier)
-    found = abandoned_forms(await unpaid_since(ledger, float(since)))
+    found = [each async for each in unpaid_since(ledger, float(since)) if is_abandoned(each)]
     assert {record.client_transaction_id for record in found} == expected
 
 
@@ -195,7 +195,7 @@ async def test_a_long_feed_is_halved(tmp_path: Path) -> None:
             record = await prepared(ledger, f"form-{number}", float(number))
             await ledger.apply(record, Abandoned(at=float(number)))
         ledger.changes = counting  # type: ignore[method-assign,assignment]  # counts what is read
-        found = await unpaid_since(ledger, 297.0)
+        found = [each async for each in unpaid_since(ledger, 297.0)]
         assert {record.client_transaction_id for record in found} == {"form-297", "form-298", "form-299"}
         assert sum(calls) < 40
     finally:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -753,6 +754,25 @@ async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: F
         await living.notify(hint(1000))
         await until(service, lambda: 5001 in service.confirmed, 5)
     assert await state_of(service) is State.ACCEPTED
+
+
+async def test_one_look_at_the_feed_for_all_that_is_taken_over(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pages are claimed: each look reads all that was decided while a form's links live."""
+    monkeypatch.setattr(leases, "PAGE", 2)
+    ledger = SharedLedger()
+    async with tracking(service, ledger, PROFILE) as living:
+        async with tracking(service, SharedLedger(ledger), PROFILE) as dead:
+            for number in range(7):
+                await dead.sale(sale(f"order-{number}"))
+        ledger.holders.update(dict.fromkeys(ledger.holders, (None, 0.0)))
+        reads = AsyncMock(wraps=ledger.changes)
+        monkeypatch.setattr(ledger, "changes", reads)
+        await living.notify(hint(1000, "order-0"))
+        await service.clock.advance(1)
+        assert len(await ledger.held()) == 7
+    assert reads.await_count == 2
 
 
 async def test_a_living_process_goes_on_with_what_a_dead_one_confirmed(

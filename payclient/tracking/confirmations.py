@@ -31,7 +31,7 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.followup import NEVER, Scheduled
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids, unpaid_since
+from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -275,8 +275,8 @@ class Confirmer:
         Its confirmation may have been carried out by a process that died before the answer came.
         """
         if self.confirms:
-            since = self._clock.time() - seconds
-            await self.recover(abandoned_forms(await unpaid_since(self._asks.ledger, since)))
+            async for record in unpaid_since(self._asks.ledger, self._clock.time() - seconds):
+                await self.recover([record] if is_abandoned(record) else [])
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.

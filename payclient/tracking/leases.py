@@ -124,6 +124,8 @@ class Leases:
         self._beside: set[str] = set()
         #: Ids that were claimed and are not followed yet, because the ledger failed in between.
         self._untaken: set[str] = set()
+        #: Whether to look for abandoned forms: a process that confirmed one may have died.
+        self._must_look = False
         self._changed: set[str] = set()  # written by others, to be read again
         #: Leases to hold without renewal, and for how many seconds; not written yet.
         self._deferred: dict[str, float] = {}
@@ -185,9 +187,8 @@ class Leases:
                 was_lost = await self._ledger.renew(LEASE) != len(self._ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
+                self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
                 await self._claim()
-                if rounds % ABANDONED_ROUNDS == 0:
-                    await self._poller.confirmer.recover_abandoned(self._poller.policy.links_life)
             except LedgerError as error:
                 self._poller.asks.late.failed(error)
             except Exception as error:  # our own error must not end it
@@ -207,11 +208,15 @@ class Leases:
             self._claiming = None
 
     async def _claim(self) -> None:
-        """Claim the asks that are due and that no living process holds, a page at a time, and follow them."""
+        """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
+
+        Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
+        """
         while True:
             records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:
                 self.permitted(record.client_transaction_id)
+                self._must_look = True
             await self._take_over(records)
             if len(records) < PAGE:
                 break
@@ -219,6 +224,9 @@ class Leases:
             newest = await self._ledger.get_many(list(self._untaken))
             self._untaken.difference_update(newest)
             await self._take_over([each for each in newest.values() if not each.state.decided])
+        if self._must_look:
+            await self._poller.confirmer.recover_abandoned(self._poller.policy.links_life)
+            self._must_look = False
 
     async def _take_over(self, records: Sequence[Record]) -> None:
         """Follow asks that are held here. What a failure of the ledger leaves over is done in the next round."""

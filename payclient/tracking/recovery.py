@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from payclient.errors import TransitionError
-from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
+from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -33,8 +33,6 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         if poller.policy.follows(record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
-    # A customer who gave a form up may still load and pay it until its links are dead.
-    await poller.confirmer.recover_abandoned(poller.policy.links_life)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
@@ -66,7 +64,7 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 
 
 async def look_back(poller: Poller) -> None:
-    """Go on with what was cancelled or refused within `LOOK_BACK`, and may be paid all the same.
+    """Go on with what was cancelled or refused within `LOOK_BACK` or the life of links, and may be paid all the same.
 
     A process may have ended before it had the answer to the confirmation of a form that was paid after its customer had
     given it up; or to the query of a decided attempt that was notified, or was refused as existing.
@@ -74,35 +72,28 @@ async def look_back(poller: Poller) -> None:
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     if not confirmer.confirms and not poller.policy.can_query:
         return
-    records = await unpaid_since(ledger, now - LOOK_BACK)
-    await confirmer.recover(abandoned_forms(records))
-    for record in records:
+    async for record in unpaid_since(ledger, now - max(LOOK_BACK, poller.policy.links_life)):
         if confirmer.confirms and record.kind == "form":
-            continue
-        due = await _query_due(ledger, record, poller.policy.absent_after, now)
-        if due is not None:
+            await confirmer.recover([record] if is_abandoned(record) else [])
+        elif (due := await _query_due(ledger, record, poller.policy.absent_after, now)) is not None:
             poller.recheck(record, after=max(due - now, 0.0))
 
 
-async def unpaid_since(ledger: Ledger, since: float) -> list[Record]:
-    """Return what was cancelled or refused since a UTC time, and is so still."""
-    cursor, found = await _cursor_at(ledger, since), set()
-    unpaid = (State.CANCELLED, State.REFUSED)
+async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
+    """Yield what was cancelled or refused since a UTC time, and is so still. What was so twice may come twice."""
+    cursor, unpaid = await _cursor_at(ledger, since), (State.CANCELLED, State.REFUSED)
+    # A page at a time: a busy day has a hundred thousand.
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor
-        found |= {
-            change.client_transaction_id
-            for change in changes
-            if change.after in unpaid and change.at >= since
-        }
-    records = await ledger.get_many(list(found))
-    return [each for each in records.values() if each.state in unpaid]
+        found = {each.client_transaction_id for each in changes if each.after in unpaid and each.at >= since}
+        for record in (await ledger.get_many(list(found))).values():
+            if record.state in unpaid:
+                yield record
 
 
-def abandoned_forms(records: Sequence[Record]) -> list[Record]:
-    """Return the forms of these that are cancelled, and may be paid all the same."""
-    cancelled = [each for each in records if each.state is State.CANCELLED and each.kind == "form"]
-    return [each for each in cancelled if may_be_paid(each)]
+def is_abandoned(record: Record) -> bool:
+    """Return whether a form is cancelled, and may be paid all the same."""
+    return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
 
 
 async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: float) -> float | None:
@@ -111,7 +102,7 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
     if unpaid.state is State.REFUSED and notified_at is not None:
         return notified_at  # it may have been queried, but the answer "not found" leaves no event
     is_late = notified_at is not None and notified_at >= decided_at
-    is_young = unpaid.state is State.REFUSED and now < decided_at + 2 * absent_after
+    is_young = unpaid.evidence is Evidence.ANSWER and now < decided_at + 2 * absent_after
     if not (is_late or is_young):
         return None
     last = (await ledger.history(unpaid.client_transaction_id))[-1]

@@ -857,6 +857,8 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
         await until(service, lambda: 5001 in service.confirmed, 10)
         down.clear()
         assert (await the_end(service, tracker, 30)).paid is True
+        await service.clock.advance(30)
+        assert (await events_of(service.ledger, "form-1")).count("Returned") == 1
 
 
 async def slowly() -> None:

@@ -395,12 +395,14 @@ class Confirmer:
             return
         if current.transaction_id in form.writing:
             return  # `_write_return` is writing it
-        if current.transaction_id not in (record.transaction_id, *record.candidate_ids):
+        current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
+        if not current.on_record:
             # What a browser brought may be forged: only what a query found is the service's word.
             named = FoundPending if current.transaction_id in form.found else Returned
             event = named(at=self._clock.time(), transaction_id=current.transaction_id)
             form.record = await self._asks.write(record, event)
-        current.on_record = current.transaction_id in (form.record.transaction_id, *form.record.candidate_ids)
+            # What the ledger could not take of a return is written later; of a query it is written with the next try.
+            current.on_record = named is Returned or current.transaction_id in form.record.candidate_ids
 
     def _plan(self, form: ReturnedForm, current: Confirmation | None, settled: bool, wait: float) -> None:
         """Plan the request after one that was made; forget a form that needs none."""

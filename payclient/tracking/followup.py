@@ -367,8 +367,8 @@ class Policy:
         if not is_presumed(ask.record) or now < self._surely_ended(ask):
             return False
         if not self.can_query:
-            # The customer of a notified ask has answered. Only a person can find out how.
-            return ask.exhausted and ask.record.notified_at is None
+            # What its customer did, if anything, only a person can find out.
+            return ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, now)
 

@@ -129,6 +129,10 @@ class FailingLedger(MemoryLedger):
         self._check("get")
         return await super().get(client_transaction_id)
 
+    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
+        self._check("get")
+        return await super().look_up(client_transaction_id, purchase)
+
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         self._check("get")
         return await super().get_many(client_transaction_ids)

@@ -703,7 +703,10 @@ async def test_what_only_a_browser_brought_is_no_word_of_the_service(service: Fa
 
 
 async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: FakeService) -> None:
-    """Given up and paid all the same; then the service carries a confirmation out, and is silent for half an hour."""
+    """Given up and paid all the same; then the service carries a confirmation out, and is silent for half an hour.
+
+    Also from a push that names no purchase, and whose client transaction id is the purchase's name.
+    """
 
     def silent() -> HttpResponse:
         service.confirmed.add(5001)
@@ -715,6 +718,7 @@ async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: F
         await passing(service, tracker.returned(service.pay("form-1")))
         await service.clock.advance(30 * 60)
         until = (await held_by(tracker, "cart-1")).until
+        await error_of(payclient.PurchaseOpenError, tracker.sale(sale("cart-1")))
         assert until is not None
         assert until > service.clock.time()
         service.confirm_scripts, service.status_scripts = [], []

@@ -165,6 +165,17 @@ async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:
     ]  # fmt: skip
 
 
+async def test_an_id_and_a_purchase_are_looked_up_at_once(ledger: Ledger) -> None:
+    """The same as one after the other, also of several that are looked up together."""
+    await permitted(ledger, sale("first"), PATHS[State.REFUSED][0])
+    await permitted(ledger, attrs.evolve(sale("first"), attempt=2))
+    await permitted(ledger, attrs.evolve(sale("order"), purchase="another"))
+    names = ("first", "order", "another", "nobody")
+    pairs = [(identifier, purchase) for identifier in names for purchase in names]
+    found = await asyncio.gather(*(ledger.look_up(*pair) for pair in pairs))
+    assert found == [(await ledger.get(one), await ledger.asks(other)) for one, other in pairs]
+
+
 async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """The service's word is recorded whatever it means; both payments are among the purchase's asks."""
     first = await permitted(ledger, sale("first"), *PATHS[State.REFUSED])

@@ -126,6 +126,9 @@ class Ledger(Protocol):
     async def asks(self, purchase: str) -> list[Record]:
         """Return every attempt of a purchase, in the order of their permits."""
 
+    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
+        """Return what `get` and `asks` return, in one round trip."""
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         """Keep the links of a form until a time (UTC seconds): secrets, which no other method returns."""
 

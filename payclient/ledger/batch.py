@@ -29,6 +29,7 @@ __all__ = ["Batch", "Database", "Get", "Operation", "Read", "Write", "resolve"]
 TRIES = 3
 
 Row = tuple[Any, ...]
+Rows = Sequence[Sequence[Any]]
 
 
 # Mutable, since attrs makes those four times as fast; nothing changes them but the writer that has them.
@@ -59,9 +60,12 @@ class Write(Operation):
 
 @attrs.define(eq=False)
 class Get(Operation):
-    """Find the attempts of these ids; the answer is a list of them, the newest last, by id."""
+    """Find the attempts of these ids, and all of a purchase; the answer is a list of attempts, the newest last, by id,
+    and one of those of the purchase.
+    """
 
     ids: Sequence[str]
+    purchase: str | None = None
 
 
 @attrs.define(eq=False)
@@ -86,6 +90,9 @@ class Database(Protocol):
 
     async def find(self, name: str, keys: Sequence[str]) -> Sequence[Sequence[Any]]:
         """Return rows of the records of client transaction ids (`attempts`), or of purchases (`asks`)."""
+
+    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
+        """Return what `find` returns for client transaction ids and for purchases, in one round trip."""
 
     async def fetch(self, name: str, parameters: Row) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
@@ -159,8 +166,10 @@ class Batch:
         """Answer all by one look-up; where the database does not take an id, each by a look-up of its own."""
         if not gets:
             return
+        ids = {id_ for each in gets for id_ in each.ids}
+        purchases = {each.purchase for each in gets if each.purchase is not None}
         try:
-            found = grouped(await database.find("attempts", list({id_ for each in gets for id_ in each.ids})))
+            attempts, asks = await database.look_up(list(ids), list(purchases))
         except database.value_faults as error:
             if len(gets) == 1:
                 self._fail(gets[0], database.unavailable(error, "read"))
@@ -168,8 +177,12 @@ class Batch:
                 for each in gets:
                     await self._get(database, [each])
             return
+        found, of_purchase = grouped(attempts), dict[str | None, list[Record]]()
+        for record in map(record_of, asks):
+            of_purchase.setdefault(record.purchase, []).append(record)
         for each in gets:
-            self.answers[each] = {id_: found[id_] for id_ in each.ids if id_ in found}
+            known = {id_: found[id_] for id_ in each.ids if id_ in found}
+            self.answers[each] = known, of_purchase.get(each.purchase, [])
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
         """Insert these writes, no two of which have one id, and answer them; return those to try again."""

@@ -112,6 +112,9 @@ class MemoryLedger:
     async def asks(self, purchase: str) -> list[Record]:
         return self._asks(purchase)
 
+    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
+        return await self.get(client_transaction_id), await self.asks(purchase)
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         if len(self._of(record.client_transaction_id)) >= record.attempt:
             self._links[record.client_transaction_id, record.attempt] = links, until

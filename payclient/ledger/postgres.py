@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 
 from payclient.errors import LedgerUnavailableError
-from payclient.ledger.batch import Batch, Operation, Write, resolve
+from payclient.ledger.batch import Batch, Operation, Rows, Write, resolve
 from payclient.ledger.postgres_connection import (
     FAULTS,
     POLL,
@@ -93,6 +93,12 @@ class PostgresDatabase:
 
     async def find(self, name: str, keys: Sequence[str]) -> Sequence[Any]:
         return await self.fetch(name, (keys,)) if keys else ()
+
+    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
+        if not purchases:
+            return await self.find("attempts", ids), ()
+        rows = await self.fetch("look_up", (ids, purchases))
+        return [row for row in rows if not row["is_ask"]], [row for row in rows if row["is_ask"]]
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
         sql = self._statements[name]

@@ -490,6 +490,10 @@ WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 L
 -- name: asks
 SELECT {record} FROM payclient.asks($1)
 
+-- name: look_up
+SELECT {record}, false AS is_ask FROM payclient.find($1)
+UNION ALL SELECT {record}, true FROM payclient.asks($2)
+
 -- name: asks_of
 SELECT {record} FROM payclient.asks(ARRAY[$1])
 

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from payclient.errors import LedgerUnavailableError
-from payclient.ledger.batch import Batch, Operation, resolve
+from payclient.ledger.batch import Batch, Operation, Rows, resolve
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
     Connect,
@@ -111,6 +111,9 @@ class SqliteDatabase:
         for start, end in _chunks(len(keys)):
             rows += self._connection.execute(_repeated(name, end - start), keys[start:end]).fetchall()
         return rows
+
+    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
+        return await self.find("attempts", ids), await self.find("asks", purchases)
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()

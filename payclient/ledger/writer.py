@@ -129,7 +129,8 @@ class StoredLedger:
         return {key: each[-1] for key, each in (await self.attempts(client_transaction_ids)).items()}
 
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        found: dict[str, list[Record]] = await self._submit(Get(self._future(), client_transaction_ids))
+        found: dict[str, list[Record]]
+        found, _ = await self._submit(Get(self._future(), client_transaction_ids))
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:
@@ -140,6 +141,12 @@ class StoredLedger:
 
     async def asks(self, purchase: str) -> list[Record]:
         return [record_of(row) for row in await self._read("asks_of", purchase)]
+
+    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
+        attempts: dict[str, list[Record]]
+        asks: list[Record]
+        attempts, asks = await self._submit(Get(self._future(), (client_transaction_id,), purchase))
+        return attempts[client_transaction_id][-1] if attempts else None, asks
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)

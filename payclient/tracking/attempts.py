@@ -244,14 +244,14 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
         identifier = attempt.client_transaction_id
-        known = None if attempt.is_new else await self._ledger.get(identifier)
+        known, asks = await self._look_up(attempt)
         found = known
         if known is not None and known.state is State.REFUSED:
             # A sale may exist though it was refused: that is queried first.
             found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
         if found is None:
             try:
-                return await self._send_new(attempt, known)
+                return await self._send_new(attempt, known, asks)
             except PermitDeniedError:
                 found = await self._ledger.get(identifier)
         if found is None:
@@ -260,13 +260,22 @@ class Attempts:
         attempt.check_same(found.digest, found.purchase)
         return found
 
-    async def _send_new(self, attempt: Attempt, before: Record | None) -> Record:
+    async def _look_up(self, attempt: Attempt) -> tuple[Record | None, list[Record]]:
+        """Return the newest attempt of the id, and the asks of the purchase."""
+        if not attempt.is_new:
+            identifier = attempt.client_transaction_id
+            return await self._ledger.look_up(identifier, attempt.purchase or identifier)
+        return None, [] if attempt.purchase is None else await self._ledger.asks(attempt.purchase)
+
+    async def _send_new(self, attempt: Attempt, before: Record | None, asks: list[Record]) -> Record:
         """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
         own = attempt.client_transaction_id if before is None else before.purchase
         purchase = attempt.purchase or own
         refused = [] if before is None else [before]
-        if attempt.purchase is not None or purchase != attempt.client_transaction_id:
-            refused += await self._check_purchase(attempt, before, purchase)
+        if before is not None:  # it was queried since, and may be of another purchase
+            asks = await self._ledger.asks(purchase)
+        if asks:
+            refused += await self._check_purchase(attempt, before, purchase, asks)
         try:
             event = await self._post(attempt, partial(self._permit, attempt, before, purchase, refused))
         except Exception as error:
@@ -303,13 +312,14 @@ class Attempts:
             return self._prepared(self._clock.time())  # its caller has the links
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
-    async def _check_purchase(self, attempt: Attempt, before: Record | None, purchase: str) -> list[Record]:
+    async def _check_purchase(
+        self, attempt: Attempt, before: Record | None, purchase: str, asks: list[Record]
+    ) -> list[Record]:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
 
         A sale that was refused, and notified all the same, is queried first: it may be paid. Returns the refused sales.
         """
-        asks = await self._ledger.asks(purchase)
-        if asks and (holder := find_holder(self._poller, asks, self._record(attempt, before, purchase))):
+        if holder := find_holder(self._poller, asks, self._record(attempt, before, purchase)):
             raise refusal_of(self._poller, holder)
         newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
         newest.pop(attempt.client_transaction_id, None)  # queried already, where it was refused

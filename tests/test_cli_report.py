@@ -238,6 +238,47 @@ def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
     assert report.read_text() == text
 
 
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.xlsx"])
+def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
+    willing: Service, tmp_path: Path, capfd: Said, name: str
+) -> None:
+    """They are of another column now: what was paid would be charged again. Another amount is another charge."""
+    report, rows = tmp_path / name, rows_of(f"by-{name}", 3)
+    file, other = (
+        tmp_path / "charges.csv",
+        [{**row, "invoice": f"o-{name}-{n}"} for n, row in enumerate(rows)],
+    )
+    arguments = charge_arguments(willing, write_csv(file, other), "--report", str(report), "--ignore-rest")
+    by_invoice = [*arguments, "--key", "invoice", "--ignore", "client_transaction_id"]
+    assert main(arguments) == 0
+    before = willing.counts()
+    assert main(by_invoice) == 2
+    words = f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0,"
+    assert words in " ".join(capfd.readouterr().err.split())
+    assert willing.counts() == before
+    write_csv(file, [{**row, "amount_with_tax": 7000} for row in other])
+    assert main(by_invoice) == 0
+
+
+@pytest.mark.parametrize(("first", "then"), [("0017", "17"), ("17", "0017")])
+def test_an_id_that_lost_its_zeros_is_a_refusal(
+    willing: Service, tmp_path: Path, capfd: Said, first: str, then: str
+) -> None:
+    """A spreadsheet takes it for a number: under the new id what was paid would be charged again."""
+    file, (row,) = tmp_path / "charges.csv", rows_of(f"zeros-{first}", 1)
+    arguments = charge_arguments(
+        willing,
+        write_csv(file, [{**row, "client_transaction_id": first, "phone_number": f"09770{first:0>5}"}]),
+    )
+    assert main(arguments) == 0
+    before = willing.counts()
+    write_csv(file, [{**row, "client_transaction_id": then, "phone_number": f"09770{first:0>5}"}])
+    assert main(arguments) == 2
+    words = f"1 ids are in the ledger with other zeros in front ({then}: {first})"
+    assert words in " ".join(capfd.readouterr().err.split())
+    assert willing.counts() == before
+
+
 def test_a_report_ends_with_the_ledgers_word(
     postgres: PostgresServer, database: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from payclient.cli.run import CHUNK
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
-from payclient.ledger import open_ledger
+from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import State
+from payclient.models import SaleRequest
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
@@ -33,6 +34,9 @@ SHOWN = 3
 
 #: Cents. Where every amount of a file is less, they may be units.
 SMALL = 1000
+
+#: Digits that a spreadsheet keeps of a number; of an id that is one it drops the zeros in front.
+_DIGITS = 15
 
 #: Styles of what to look at twice, and of faults.
 _LOUD, _BAD = "bold yellow", "bold red"
@@ -46,6 +50,8 @@ class Known:
     labels: dict[str, str] = attrs.field(factory=dict)
     #: Refused rows that would be tried again.
     again: int = 0
+    #: Rows that the ledger lacks, each with the id that it has instead: the same number, with other zeros in front.
+    zeros: dict[str, str] = attrs.field(factory=dict)
     #: There is no ledger yet.
     new: bool = False
 
@@ -70,7 +76,22 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
                 known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
                 if limits.retry == "refused" or passes(record.evidence, record.error_type):
                     known.again += is_refused
+            known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
     return known
+
+
+async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
+    """Return the keys that the ledger has with other zeros in front, each with the id that it has."""
+    other = {each: key for key in keys for each in _spellings(key)}
+    found = (await book.get_many([*other])).items()
+    return {other[each]: each for each, record in found if record.state is not State.REFUSED}
+
+
+def _spellings(key: str) -> Iterator[str]:
+    """Yield the ids that are the same number as this one, with other zeros in front; none for what is no number."""
+    if key.isascii() and key.isdigit():
+        bare = key.lstrip("0")
+        yield from {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)} - {key}
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +130,24 @@ class Plan:
         return [key for key in keys if self.reported.get(key) and key not in self.known.labels]
 
     @property
+    def renamed(self) -> list[str]:
+        """Rows to be sent that an earlier report calls paid or open under other ids.
+
+        None, unless all rows of the report that the file lacks are in it on the same lines, with the same amounts: then
+        the ids are of another column, or were changed.
+        """
+        requests = {row.line: row.request for row in self.file.rows if row.request}
+        mine = {each.client_transaction_id for each in requests.values()}
+        places: dict[tuple[object, ...], SaleRequest] = {
+            (line, each.amount, each.currency): each for line, each in requests.items()
+        }
+        gone = [place for key, place in (self.report.sent if self.report else {}).items() if key not in mine]
+        if not gone or not {*gone} <= places.keys():
+            return []
+        keys = (places[place].client_transaction_id for place in gone)
+        return [key for key in keys if key not in self.known.labels]
+
+    @property
     def replaced(self) -> int:
         """The number of rows of an earlier report that the file lacks, so that the new report lacks them too."""
         mine = {each.client_transaction_id for each in self.file.requests}
@@ -126,6 +165,17 @@ class Plan:
                 f"--report {self.report.path.name} calls {len(lost):,} rows paid or open that the ledger does not know "
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
+            )
+        if zeros := [f"{key}: {other}" for key, other in self.known.zeros.items()]:
+            raise ConfigurationError(
+                f"{len(zeros):,} ids are in the ledger with other zeros in front ({terminal.listed(zeros, SHOWN)}): "
+                "did a spreadsheet drop them? Write them as they were charged; nothing was sent"
+            )
+        if (renamed := self.renamed) and self.report is not None:
+            raise ConfigurationError(
+                f"--report {self.report.path.name} calls {len(renamed):,} rows paid or open that are in the file under "
+                f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines and with the same amounts: give the "
+                "--key or the file that charged them, or another --report where it is another charge; nothing was sent"
             )
 
     def picture(self) -> RenderableType:

@@ -223,6 +223,11 @@ def carried_from(
     )
 
 
+def _whole(cell: object) -> object:
+    """Return the number of a report's cell: a text in a CSV, and in a spreadsheet a float."""
+    return int(text) if (text := str(cell).removesuffix(".0")).isdecimal() else cell
+
+
 class Report:
     """A CSV, JSONL or .xlsx file: `begin` with what is known, `write` each line, and at the end `rewrite` all of them.
 
@@ -239,9 +244,15 @@ class Report:
         self._file: int | None = None
         #: The client transaction ids in an earlier run's report; True: paid by it, or not decided.
         self.earlier: dict[str, bool] = {}
+        #: The line, the cents and the currency of each that was paid or not decided.
+        self.sent: dict[str, tuple[object, object, object]] = {}
         for row in read_report(path, first, "state", "paid"):
             sent = bool(row["state"]) and row["paid"] not in (False, "false")
-            self.earlier[str(row[first])] = self.earlier[str(row[first]).removeprefix("'")] = sent  # defused
+            key = str(row[first]).removeprefix("'")  # defused
+            self.earlier[str(row[first])] = self.earlier[key] = sent
+            if sent:
+                line, amount = (_whole(row.get(name)) for name in ("line", "amount"))
+                self.sent[key] = line, amount, row.get("currency")
 
     @contextmanager
     def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:

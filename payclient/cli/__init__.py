@@ -9,12 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code."""
+    """Run one command and give its exit code: 130 also where it is interrupted while modules are imported."""
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        print("payclient: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     if not all(map(find_spec, ("cyclopts", "jinja2", "openpyxl", "python_calamine", "rich"))):
         from payclient.cli.texts import choose_language, text
 
@@ -33,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def installed_version() -> str:
     """Return the version that is installed."""
+    from importlib.metadata import PackageNotFoundError, version  # imported slowly
+
     try:
         return version("payclient")
     except PackageNotFoundError:

@@ -111,6 +111,7 @@ def make_app(command: str | None) -> App:
         )
 
     app.meta.end_of_options_delimiter = ""  # a `--` is for the command
+    app.meta.suppress_keyboard_interrupt = False  # it would exit without a word
 
     @app.meta.default
     def launch(

@@ -628,7 +628,7 @@ def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
-    """Typed cells of LibreOffice; a cell that shows an error, or is merged with one below, refuses the file."""
+    """Typed cells of LibreOffice. A cell with an error, one merged with the next below, a hidden row refuse it."""
     cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'
     header = "".join(cell.format("string", "", name) for name in SHEET[:3])
     row = cell.format("string", "", "k") + cell.format("string", "", "0984111222")
@@ -637,7 +637,14 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     names = "urn:oasis:names:tc:opendocument:xmlns"
     spaces = " ".join(f'xmlns:{name}="{names}:{name}:1.0"' for name in ("office", "table", "text"))
     merged = cell.format("float", 'office:value="12.5" table:number-rows-spanned="2"', "12,50")
-    for name, last in (("good.ods", amount), ("bad.ods", error), ("merged.ods", merged)):
+    hide = ' table:visibility="filter"'
+    kinds = (
+        ("good.ods", amount, ""),
+        ("bad.ods", error, ""),
+        ("merged.ods", merged, ""),
+        ("hidden.ods", amount, hide),
+    )
+    for name, last, hidden in kinds:
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("META-INF/manifest.xml", "<manifest/>")
             archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
@@ -645,12 +652,16 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
                 "content.xml",
                 f'<office:document-content {spaces} xmlns:calcext="x"><office:body><office:spreadsheet>'
                 f'<table:table table:name="Hoja1"><table:table-row>{header}</table:table-row>'
-                f"<table:table-row>{row}{last}</table:table-row></table:table>"
+                f"<table:table-row{hidden}>{row}{last}</table:table-row></table:table>"
                 "</office:spreadsheet></office:body></office:document-content>",
             )
     assert the_request(read_file(tmp_path / "good.ods", TYPED)).amount == 1250
-    for name, said in (("bad.ods", "show an error"), ("merged.ods", "are merged across rows")):
-        with pytest.raises(InvalidRequestError, match=f"cells that {said}"):
+    for name, said in (
+        ("bad.ods", "cells that show an error"),
+        ("merged.ods", "cells that are merged across rows"),
+        ("hidden.ods", "has hidden rows"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
             read_file(tmp_path / name, TYPED)
 
 
@@ -669,6 +680,23 @@ def test_a_merged_cell_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
         f"line {line}, purchase: is merged with the cell above: write the value into each row"
         for line in (5, 6)
     ]
+
+
+def test_a_hidden_row_is_not_charged_without_a_word(tmp_path: Path) -> None:
+    """Who filters a sheet sees the others only. Left out, it goes to the file of the bad rows as it stands."""
+    path = sheet(tmp_path / "cobros.xlsx", SHEET[:3], *([f"n-{n}", f"098700003{n}", 25.5] for n in range(4)))
+    book = openpyxl.load_workbook(path)
+    book.active.auto_filter.ref = "A1:C5"
+    for line in (3, 9):
+        book.active.row_dimensions[line].hidden = True
+    book.active.column_dimensions["C"].hidden = True
+    book.save(path)
+    file = read_file(path, TYPED)
+    assert [row.key for row in file.rows if row.request] == ["n-0", "n-2", "n-3"]
+    words = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
+    assert errors_of(file) == [f"line 3: {words}"]
+    left = bad_rows(file, tmp_path / "bad.csv", Dialect()).decode("utf-8-sig").splitlines()
+    assert left[1].startswith("n-1,0987000031,25.5,")
 
 
 def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:

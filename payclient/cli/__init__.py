@@ -17,7 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except KeyboardInterrupt:
-        print("payclient: interrupted", file=sys.stderr)
+        from payclient.cli.texts import reason
+
+        print(f"payclient: {reason('interrupted')}", file=sys.stderr)
         return 130
 
 

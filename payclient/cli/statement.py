@@ -127,7 +127,7 @@ def _rows(
     the lines without cells.
     """
     rows, unnamed, faults = list[tuple[int, dict[str, Any]]](), list[int](), list[RowError]()
-    for line, names, cells, _ in file.records:
+    for line, names, cells, *_ in file.records:
         if isinstance(cells, CellError):
             faults.append(RowError(line, None, str(cells)))
         elif any(cell not in ("", None) for cell in cells):

@@ -239,7 +239,7 @@ def _check_total(
 def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     wanted = [number for number, fields in enumerate(header.fields) if AMOUNTS & {*fields}]
-    for _, _, cells, _ in records:
+    for cells in (record.cells for record in records):
         if not isinstance(cells, CellError) and len(cells) == len(header.names):
             yield from (cells[number] for number in wanted if isinstance(cells[number], str))
     yield from (text for field, text in form.constants.items() if field in AMOUNTS)
@@ -267,6 +267,8 @@ def _row(
     if isinstance(found, CellError):
         row.add(None, str(found))
         return row
+    if record.is_hidden:
+        row.add(None, "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad")
     for fault in columns.faults:
         row.add(None, fault)
     given = dict[str, Any]()

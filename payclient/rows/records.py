@@ -41,6 +41,9 @@ _FOREIGN = re.compile(
 #: The sign of a cell of an .ods file that spans several rows.
 _SPANNED = re.compile(rb'number-rows-spanned="(?!1")')
 
+#: The sign of a row of an .ods file that is not shown.
+_UNSEEN = re.compile(rb'<table:table-row\b[^>]*table:visibility="(?!visible)')
+
 _NAMES = {
     ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
     "utf-8": "UTF-8", "utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252",
@@ -56,6 +59,8 @@ class FileRecord(NamedTuple):
     cells: Sequence[Any] | CellError
     #: The line of JSONL as it stands.
     source: str = ""
+    #: A spreadsheet does not show it.
+    is_hidden: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -214,13 +219,14 @@ def _read_sheet(path: Path, form: Layout) -> Records:
         header.pop()
     names = tuple(header)
     _mark_merged(rows, begin, sheets[sheet])
-    for (line, place), broken in _broken_cells(path, sheet).items():
-        rows[line - 1][place - 1] = broken
+    broken, hidden = _broken_and_hidden(path, sheet)
+    for (line, place), fault in broken.items():
+        rows[line - 1][place - 1] = fault
     records: list[FileRecord] = []
     for line, cells in enumerate(rows[begin + 1 :], begin + 2):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
             del cells[len(names) :]
-        records.append(FileRecord(line, names, cells))
+        records.append(FileRecord(line, names, cells, is_hidden=line in hidden))
     words = (
         "spreadsheet" + f", sheet {sheet}" * (len(filled) > 1) + f", header in line {begin + 1}" * (begin > 0)
     )
@@ -257,30 +263,38 @@ def _mark_merged(rows: Sequence[list[Any]], header: int, sheet: CalamineSheet) -
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
 
 
-def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
-    """Return the cells that hold an error, or a formula without its value: calamine reads both as empty."""
+def _check_open_document(name: str, content: bytes) -> None:
+    """Raise `InvalidRequestError` for what calamine would read as empty cells, and for rows that are not shown."""
+    if b'calcext:value-type="error"' in content:
+        raise InvalidRequestError(f"{name}: has cells that show an error: correct them")
+    if _SPANNED.search(content):
+        raise InvalidRequestError(f"{name}: has cells that are merged across rows: split them")
+    if _UNSEEN.search(content):
+        raise InvalidRequestError(f"{name}: has hidden rows: show or delete them")
+
+
+def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], CellError], set[int]]:
+    """Return cells with an error or a formula without its value, which calamine reads as empty, and hidden lines."""
     with zipfile.ZipFile(path) as archive:
         if "content.xml" in archive.namelist():  # .ods
-            content = archive.read("content.xml")
-            if b'calcext:value-type="error"' in content:
-                raise InvalidRequestError(f"{path.name}: has cells that show an error: correct them")
-            if _SPANNED.search(content):
-                raise InvalidRequestError(f"{path.name}: has cells that are merged across rows: split them")
-            return {}
+            _check_open_document(path.name, archive.read("content.xml"))
+            return {}, set()
         raw = _sheet_xml(archive, sheet)
-    if b"<f" not in raw and b't="e"' not in raw and b":f" not in raw:
-        return {}
+    if not any(sign in raw for sign in (b"<f", b":f", b't="e"', b"hidden=")):
+        return {}, set()
     from openpyxl.utils.cell import coordinate_to_tuple as place_of
 
+    rows = ElementTree.fromstring(raw).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
+    hidden = {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
     broken = {}
-    for cell in ElementTree.fromstring(raw).iterfind(".//{*}sheetData/{*}row/{*}c"):  # noqa: S314 - likewise
+    for cell in (cell for row in rows for cell in row.iterfind("{*}c")):
         if cell.get("t") == "e":
             broken[place_of(cell.get("r", "A1"))] = CellError("is an error of the spreadsheet")
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
             broken[place_of(cell.get("r", "A1"))] = CellError(
                 "is a formula without its value: open and save the file"
             )
-    return broken
+    return broken, hidden
 
 
 def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:

@@ -332,11 +332,14 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: str) -> None:
+async def test_a_file_out_of_its_place_grants_no_permit(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Renamed, removed or replaced while open, it takes outcomes and refuses permits, and says what happened."""
     path = tmp_path / "charges.db"
     async with opened(f"sqlite:{path}") as ledger:
         assert await ledger.permit(fresh())
+        assert await ledger.permit(fresh("order-2"))
         HARMS[harm](path)
         created = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
         refused, pending, later = await asyncio.gather(  # in one batch, and alone
@@ -350,9 +353,12 @@ async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: st
             await ledger.permit(fresh("later-2"))
         assert str(path) in str(caught.value)
         assert caught.value.client_transaction_id == "later-2"
+        await ledger.apply(fresh("order-2"), created)
+        assert "works again" not in caplog.text, "an outcome is taken, and no permit is granted"
         if harm == "renamed":  # once it is where it was, permits are granted again
             path.with_name("old.db").rename(path)
             assert await ledger.permit(fresh("later-3"))
+            assert "works again" in caplog.text
 
 
 # --- Mounts

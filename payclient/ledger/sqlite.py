@@ -253,10 +253,10 @@ class SqliteWriter(Writer):
             batch.fail(unavailable(error, "read"))
 
     def _check_in_place(self, batch: Batch, file: OpenFile) -> None:
-        """Grant no permit in a file that is out of its place by now."""
+        """Grant no permit in a file that is out of its place by now; an outage lasts until it is back."""
         permits = [each for each in batch.writes if each.event is None]
         try:
-            if permits:
+            if permits or self._failing_since is not None:
                 file.check_in_place()
         except LedgerUnavailableError as error:
             self._failed(error)

@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import SharedLedger
+from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -590,6 +590,26 @@ async def test_a_refused_row_that_is_found_paid_while_it_waits_is_paid(service: 
         service.add_sale(7777, clientTransactionId="row-1")
         await tracker.notify(hint(7777, "row-1"))
         assert paid_by(await running) == {"row-0": True, "row-1": True}
+
+
+async def test_a_refused_row_that_cannot_be_read_again_is_not_called_unpaid(service: FakeService) -> None:
+    """It was found paid while it waited for its customer's first row, and the ledger fails at its turn."""
+    fails, both = False, rows(2, customers=1)
+    ledger = FailingLedger(lambda name: fails and name == "get")
+    service.scripts = [refuses(100)]
+    await charged(service, both[1:], ledger)
+    async with tracking(service, ledger) as tracker:
+        running = asyncio.create_task(run(service, tracker, both, each_second=silent))
+        await turns()
+        service.add_sale(7777, clientTransactionId="row-1")
+        service.decide("Aceptado", 7777)
+        await tracker.notify(hint(7777, "row-1"))
+        await turns()
+        assert (await ledger.peek("row-1")).state.paid
+        fails = True
+        results = await running
+    assert isinstance(results["row-1"].error, payclient.LedgerUnavailableError)
+    assert results["row-1"].paid is None
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])

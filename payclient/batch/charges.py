@@ -273,27 +273,27 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _read_first(self, lane: Lane) -> None:
         """Read again what the ledger has of the first row of a lane, and queue the lane; later if that fails."""
         try:
-            was_read = await self._read_again(lane.rows[0])
+            fault = await self._read_again(lane.rows[0])
         finally:
             self._in_flight -= 1
             self._prompts -= 1
-        if was_read or self.stopped is not None:
+        if fault is None or self.stopped is not None:
             self._queue_lane(lane)
         else:
             self._queue_later(SENDING_DELAY * self._scale, lane)
 
-    async def _read_again(self, row: LaneRow) -> bool:
-        """Read what other processes did with a row since it was read; return False if the ledger cannot be read."""
+    async def _read_again(self, row: LaneRow) -> LedgerError | None:
+        """Read what became of a row since it was read; return why the ledger cannot be read, None where it was."""
         identifier = row.request.client_transaction_id
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
             self._attempts.ledger_failed(error)
-            return False
+            return error
         except UsageError:
             pass  # the tracker was closed: the send raises this again
         row.looked_at = self._clock.monotonic()
-        return True
+        return None
 
     # --- One row
 
@@ -337,11 +337,15 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
+        fault: LedgerError | None = None
         if row.refused or (self._shares and self.stopped is not None):
-            await self._read_again(row)  # its sale may have been found paid since, or sent by another process
+            fault = await self._read_again(
+                row
+            )  # its sale may have been found paid since, or sent by another process
         key, may_send = row.request.client_transaction_id, row.may_send(retry_refused=self._retry_refused)
         if row.refused and not may_send:
-            return ChargeResult(request_key=key, outcome=row.refused.outcome)
+            known = row.refused.outcome if fault is None else None
+            return ChargeResult(request_key=key, outcome=known, error=fault)
         if may_send and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)

@@ -108,6 +108,6 @@ def test_broken_code_is_seen(name: str) -> None:
     """By a seed in which the shipped code keeps its promises; `--variants` tries every one of `VARIANTS`."""
     kinds = VARIANTS[name].kinds
     with broken(name):
-        seed = next((seed for seed in range(100) if run(seed, kinds).violations), None)
+        seed = next((seed for seed in range(400) if run(seed, kinds).violations), None)
     assert seed is not None
     assert not run(seed, kinds).violations

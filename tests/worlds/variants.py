@@ -91,7 +91,9 @@ def _permitted(attempt: Attempt, before: Record | None, purchase: str, at: float
     return attempt.record
 
 
-async def _no_insert(self: Attempts, attempt: Attempt, before: Record | None, purchase: str) -> None:
+async def _no_insert(
+    self: Attempts, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+) -> None:
     _permitted(attempt, before, purchase, self._clock.time())
 
 
@@ -109,7 +111,9 @@ def _record_after_send() -> list[Patch]:
 def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
-    async def permit(self: Attempts, attempt: Attempt, before: Record | None, purchase: str) -> None:
+    async def permit(
+        self: Attempts, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+    ) -> None:
         if not await self._ledger.permit(_permitted(attempt, before, purchase, self._clock.time())):
             attempt.record, attempt.granted = None, False
             raise PermitDeniedError

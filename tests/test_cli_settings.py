@@ -1,5 +1,6 @@
 """`payclient.toml`: where it is found, what wins over it, and what it must not hold."""
 
+import os
 import re
 from pathlib import Path
 
@@ -98,6 +99,23 @@ def test_the_users_own_folder_comes_last(
     (shop / "payclient.toml").write_text('ledger = "sqlite:mine.db"\n')
     assert main(["charge", "shop/rent.csv", "--batch", "rent", "--dry-run"]) == 2
     assert "must have a section [batch.rent]" in capfd.readouterr().err
+
+
+def test_a_file_of_another_user_is_not_found_by_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    """In a directory like /tmp anybody may name the address to which the token is sent. `--config` trusts it."""
+    settings, file = tmp_path / "payclient.toml", write_csv(tmp_path / "charges.csv", rows_of("foreign", 1))
+    settings.write_text('base_url = "https://evil.example"')
+    if os.geteuid() == 0:
+        os.chown(settings, 4711, -1)
+    monkeypatch.setattr("os.geteuid", lambda: 4712)
+    arguments = ["charge", str(file), "--dry-run"]
+    assert main(arguments) == 2
+    assert "belongs to another user" in capfd.readouterr().err
+    assert main([*arguments, "--config", str(settings)]) == 0
+    monkeypatch.setattr("os.geteuid", lambda: settings.stat().st_uid)
+    assert main(arguments) == 0
 
 
 @pytest.mark.parametrize(

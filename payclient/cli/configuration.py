@@ -74,7 +74,18 @@ class Configuration:
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
         if found is None and self.batch is not None:
             raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
+        if found is not None and _is_foreign(found):
+            raise ConfigurationError(
+                f"{found}: belongs to another user, who could send your token anywhere: give --config to use it all "
+                "the same; nothing was sent"
+            )
         return found
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a file belongs to another user, neither root nor this one; root trusts all, as in containers."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    return user != 0 and path.stat().st_uid not in (0, user)
 
 
 def _folder_of(command: str, arguments: ArgumentCollection) -> Path:

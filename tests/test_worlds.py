@@ -64,7 +64,7 @@ def test_purchases_are_collected_once() -> None:
 @pytest.mark.parametrize("crash", [1.0, 0.0], ids=["crash", "pause"])
 def test_a_crash_or_a_long_pause_at_an_await(crash: float) -> None:
     """One process and its sale, stopped before some of its steps in turn; `--awaits` stops it before each."""
-    results = stopped_everywhere(3, crash, every=120)
+    results = stopped_everywhere(3, crash, every=3)
     assert len(results) > 50
     assert not _failures(results)
 

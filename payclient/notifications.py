@@ -209,8 +209,12 @@ def notification_url(base: str, client_transaction_id: str, secret: str | bytes)
     `secret` is 16 bytes or more of your own, the same in all processes. Who has seen the address may still lie,
     so a notification that arrives there is a hint like any other. Raises `ConfigurationError`.
     """
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+    try:
+        parts = urlsplit(base)
+        usable = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
+    except ValueError:
+        usable = False
+    if not usable:
         raise ConfigurationError("base must be an address such as https://shop.example/notify")
     key = _notification_key(client_transaction_id, check_secret(secret))
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))

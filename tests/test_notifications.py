@@ -231,7 +231,7 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "base", ["", "/notify", "shop.example/notify", "ftp://shop.example", "https://s/n#x"]
+    "base", ["", "/notify", "shop.example/notify", "ftp://shop.example", "https://s/n#x", "https://[shop"]
 )
 def test_a_base_is_an_address(base: str) -> None:
     """The service must be able to call it (§6)."""

@@ -137,7 +137,12 @@ class AiohttpTransport:
         self._url = lru_cache(maxsize=64)(lambda path: URL(base_url + path, encoded=True))
         self._connect_timeout = connect_timeout
         self._connector = connector
-        self._proxy = None if proxy is None else _proxy_url(proxy)
+        #: The proxy's address, without the name and password that it may want; and the header with these.
+        self._proxy: Secret[URL] | None = None
+        self._proxy_headers: Secret[dict[str, str]] | None = None
+        if proxy is not None:
+            self._proxy, self._proxy_headers = _read_proxy(proxy)
+        self._is_plain = base_url.startswith("http:")
         self._session: aiohttp.ClientSession | None = None
         self._headers: Mapping[str, str] | None = None
 
@@ -156,8 +161,9 @@ class AiohttpTransport:
                 request.method,
                 self._url(request.path),
                 data=request.body or None,
-                headers=None if direct else request.headers,
+                headers=None if direct else self._headers_by_proxy(request),
                 allow_redirects=False,
+                proxy_headers=None if self._proxy_headers is None else self._proxy_headers.reveal(),
             )
             try:
                 body = await response.content.readany()
@@ -176,6 +182,12 @@ class AiohttpTransport:
         finally:
             _call.reset(token)
         raise NotSentError("the connection was dead before the first byte")
+
+    def _headers_by_proxy(self, request: HttpRequest) -> Mapping[str, str] | None:
+        """Return the headers of a request through the proxy, which reads those of plain HTTP itself."""
+        if not self._is_plain or self._proxy_headers is None:
+            return request.headers
+        return {**(request.headers or {}), **self._proxy_headers.reveal()}
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:
         blocks, size = [block], len(block)
@@ -222,10 +234,16 @@ class AiohttpTransport:
                 await self._session.close()
 
 
-def _proxy_url(proxy: Secret[str]) -> Secret[URL]:
-    """Read the address of a proxy. Raises `ConfigurationError` that does not repeat it."""
+def _read_proxy(proxy: Secret[str]) -> tuple[Secret[URL], Secret[dict[str, str]] | None]:
+    """Return the address of a proxy, and the header with its name and password, if it has them.
+
+    aiohttp shows the address in its warnings, but no headers. Raises `ConfigurationError` that does not repeat it.
+    """
     with contextlib.suppress(ValueError):
         url = Secret(URL(proxy.reveal()))
         if url.reveal().scheme in ("http", "https") and url.reveal().host:
-            return url
+            if url.reveal().raw_user is None and url.reveal().raw_password is None:
+                return url, None
+            said = aiohttp.encode_basic_auth(url.reveal().user or "", url.reveal().password or "")
+            return Secret(url.reveal().with_user(None)), Secret({"Proxy-Authorization": said})
     raise ConfigurationError("proxy must be a URL such as http://proxy.example:3128")

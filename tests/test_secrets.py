@@ -534,6 +534,43 @@ async def test_proxies(refusal: bytes | None) -> None:
         assert set(seen) == {CANARIES[-1]}, "the password, in the head of the CONNECT"
 
 
+#: A loop that is closed while a request through a proxy is on its way, with every warning and asyncio's debug mode.
+CLOSES_ITS_LOOP = """
+import asyncio, sys
+import payclient
+
+async def read(reader, writer):
+    print(await reader.readuntil(b"\\r\\n\\r\\n"))
+    waiting.set()
+    await asyncio.sleep(60)
+
+async def query():
+    server = await asyncio.start_server(read, "127.0.0.1", 0)
+    proxy = f"http://user:{sys.argv[1]}@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    session = payclient.PaySession("http://127.0.0.1:9", "token", proxy=proxy, profile=payclient.PAYPHONE)
+    querying = asyncio.ensure_future(session.status(transaction_id=5))
+    await waiting.wait()
+    return server, session, querying
+
+waiting = asyncio.Event()
+loop = asyncio.new_event_loop()
+left = loop.run_until_complete(query())
+loop.close()
+"""
+
+
+def test_a_loop_that_is_closed_with_a_request_through_a_proxy_in_flight() -> None:
+    """aiohttp then warns of the connection, and shows the proxy's address; the proxy itself was told the password."""
+    options = ("-X", "dev", "-W", "always")
+    done = subprocess.run(
+        [sys.executable, *options, "-c", CLOSES_ITS_LOOP, PROXY_PASSWORD],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found_in(done.stdout) == [CANARIES[-1]], "in the head of the request"
+    assert "Unclosed connection" in done.stderr
+    assert found_in(done.stderr) == []
+
+
 @pytest.mark.parametrize(
     "raised", [ValueError, payclient.LedgerUnavailableError, payclient.NotSentError, asyncio.CancelledError]
 )

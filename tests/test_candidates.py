@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
 
 import payclient
-from fake_ledgers import HookedLedger, SharedLedger, disk_full, once
+from fake_ledgers import HookedLedger, Hooks, SharedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -330,7 +331,8 @@ async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: L
         assert (await outcome_of(service, pending)).transaction_id == 1000
 
 
-async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Lagging) -> None:
+@pytest.mark.parametrize("hooks", [{}, {"Refused": once(disk_full)}], ids=["written", "written late"])
+async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Lagging, hooks: Hooks) -> None:
     """Something in front repeats the POST: the first created it, as a notification tells, and the second is refused."""
 
     async def notified() -> None:
@@ -338,7 +340,7 @@ async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Laggin
         assert await tracker.notify(hint(1000)) is Receipt.EARLY
 
     service.scripts = [posted(1, when(notified, refuses(100)))]
-    async with tracking(service) as tracker:
+    async with tracking(service, HookedLedger(before=hooks)) as tracker:
         await error_of(payclient.RefusedError, tracker.sale(sale()))
         await service.clock.advance(5)
         assert (await pending_of(tracker)).outcome.paid is True
@@ -360,6 +362,16 @@ async def test_a_late_notification_whose_write_seems_to_fail_is_queried(
         assert await tracker.notify(hint(1000)) is Receipt.DUPLICATE
         await service.clock.advance(5)
         assert (await pending_of(tracker)).outcome.paid is True
+
+
+async def test_a_refusal_that_is_archived_as_a_process_begins(service: Lagging) -> None:
+    """The feed had it a moment ago, and its history is gone."""
+    service.scripts, ledger = [refuses(100)], MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    ledger.history = AsyncMock(return_value=[])  # type: ignore[method-assign]
+    async with tracking(service, ledger) as tracker:
+        assert (await pending_of(tracker)).state is State.REFUSED
 
 
 @pytest.mark.parametrize("script", [FakeService.take, posted(1, refuses(100))], ids=["cancelled", "refused"])

@@ -436,9 +436,12 @@ class Attempts:
         """Query an attempt that was refused, and may exist all the same."""
         if record.state is State.REFUSED and record.notified_at is not None:
             self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if isinstance(error, RefusedError) and record.kind == "sale" and self.refusals.says_exists(error):
-            # The service may list late what it says exists: query when its list has surely caught up.
-            self._poller.recheck(record, after=self._poller.policy.absent_after)
+        if isinstance(error, RefusedError) and record.kind == "sale":
+            if self.refusals.says_exists(error):
+                # The service may list late what it says exists: query when its list has surely caught up.
+                self._poller.recheck(record, after=self._poller.policy.absent_after)
+            elif not record.state.decided:  # not written yet: the ledger may have a notification of it
+                self._poller.recheck(record, after=self._poller.policy.least_gap)
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""

@@ -103,9 +103,10 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
         return notified_at  # it may have been queried, but the answer "not found" leaves no event
     is_late = notified_at is not None and notified_at >= decided_at
     is_young = unpaid.evidence is Evidence.ANSWER and now < decided_at + 2 * absent_after
-    if not (is_late or is_young):
+    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_young else []
+    if not history:  # or it was archived a moment ago
         return None
-    last = (await ledger.history(unpaid.client_transaction_id))[-1]
+    last = history[-1]
     if last.event == Notified.__name__:
         return notified_at
     return decided_at + absent_after if json.loads(last.detail or "{}").get("exists") else None

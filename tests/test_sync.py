@@ -132,13 +132,22 @@ def test_the_feed_ends_when_the_tracker_closes(service: SimulatorThread) -> None
     """A thread that iterates over the outcomes ends, and goes on later from a cursor."""
     tracker = opening(service.url)
     seen: list[payclient.Outcome] = []
-    thread = threading.Thread(target=lambda: seen.extend(tracker.outcomes()))
+    has_seen_all = threading.Event()
+
+    def iterate() -> None:
+        for outcome in tracker.outcomes():
+            seen.append(outcome)
+            if len(seen) == 3:
+                has_seen_all.set()
+
+    thread = threading.Thread(target=iterate)
     thread.start()
     pendings = [tracker.sale(sale(f"order-{number}", phone=f"098411122{number}")) for number in range(3)]
     assert [outcome.paid for outcome in sync.as_decided(pendings)] == [True] * 3
     first, second, _ = (outcome for _, outcome in zip(range(3), tracker.outcomes(), strict=False))
     assert first.cursor is not None
     assert next(tracker.outcomes(since=first.cursor)) == second
+    assert has_seen_all.wait(60)  # a loaded machine gives the thread its turn late
     tracker.close()
     thread.join(60)
     assert not thread.is_alive()

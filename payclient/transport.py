@@ -150,7 +150,7 @@ class AiohttpTransport:
         """Send one request and read its answer whole."""
         session = self._session or self._start()
         direct = self._proxy is None
-        # Headers cost half as much as the session's own. Not through a proxy, which would be sent them, too.
+        # Given to the session once, headers cost half as much as with each request. A proxy would be sent them, too.
         if direct and request.headers is not None and request.headers is not self._headers:
             self._headers = request.headers
             session.headers.update(request.headers)

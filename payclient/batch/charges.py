@@ -339,9 +339,8 @@ class Charges(AsyncIterator[ChargeResult]):
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
         fault: LedgerError | None = None
         if row.refused or (self._shares and self.stopped is not None):
-            fault = await self._read_again(
-                row
-            )  # its sale may have been found paid since, or sent by another process
+            # Its sale may have been found paid since, or sent by another process.
+            fault = await self._read_again(row)
         key, may_send = row.request.client_transaction_id, row.may_send(retry_refused=self._retry_refused)
         if row.refused and not may_send:
             known = row.refused.outcome if fault is None else None

@@ -88,7 +88,7 @@ async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _spellings(key: str) -> Iterator[str]:
-    """Yield the ids that are the same number as this one, with other zeros in front; none for what is no number."""
+    """Yield the ids that differ from a number only by the zeros in front of it; nothing for other ids."""
     if key.isascii() and key.isdigit():
         bare = key.lstrip("0")
         yield from {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)} - {key}

@@ -106,7 +106,7 @@ class RateLimit:
             self.pause(now, pause)
 
     def note_success(self, made_at: float) -> None:
-        """Speed up after a success. One of a request that was made before the last 429 is no reason to."""
+        """Speed up after a success, unless its request was made before the last 429."""
         if made_at > self._slowed_at and self._slowdown:
             self._slowdown *= self._backoff.relief
             if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):

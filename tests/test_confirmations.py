@@ -30,12 +30,12 @@ def returned() -> ReturnedForm:
 
 def begun(form: ReturnedForm, transaction_id: int | None, *, due: float, tries: int) -> Confirmation:
     confirmation = form.begin(transaction_id, 0.0)
-    confirmation.due, confirmation.tries = due, tries
+    confirmation.due, confirmation.tries, confirmation.is_answered = due, tries, True
     return confirmation
 
 
 def test_of_what_is_due_the_least_tried_comes_first() -> None:
-    """Forged ids that are due again stand behind a fresh one; what is not due yet stands behind both."""
+    """Of what was answered: what is due again stands behind a fresh one, what is not due yet behind both."""
     form = returned()
     assert form.next_request(10.0) is None
     assert form.due(10.0) is None

@@ -25,6 +25,7 @@ from fake_service import (
     reset,
     sale,
     tracking,
+    unlisted,
 )
 from payclient.wire import HttpResponse
 from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
@@ -280,6 +281,35 @@ async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, 
         await passing(service, first.returned(queries[0]))
         await passing(service, (second if is_another else first).returned(queries[1]))
         await assert_paid(service, first)
+    assert service.confirmed == {5001}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_second_payment_waits_for_the_answer_about_the_first(
+    service: FakeService, restarts: bool
+) -> None:
+    """Paid in two tabs 200 s apart; no confirmation is answered before the window of the first one is over."""
+    confirm = service.confirm
+
+    def losing(body: dict[str, object]) -> HttpResponse:
+        if restarts and len(trackers) == 2 and body["id"] == 5001 and service.clock.monotonic() < 400:
+            return answer(429, {})
+        said = confirm(body)
+        return reset() if service.clock.monotonic() < 400 else said
+
+    service.confirm = losing  # type: ignore[method-assign]  # carried out, and not answered
+    service.instead = unlisted
+    trackers = []
+    async with prepared(service, PROFILE) as tracker:
+        trackers.append(tracker)
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        await service.clock.advance(200 - service.clock.monotonic())
+        await passing(service, tracker.returned(service.pay("form-1", 5002)))
+        await service.clock.advance(50 if restarts else 250)
+    async with tracking(service, service.ledger, PROFILE) as tracker:
+        trackers.append(tracker)
+        await service.clock.advance(600)
+        assert (await record_in(service.ledger, "form-1")).state is State.ACCEPTED
     assert service.confirmed == {5001}
 
 

@@ -66,8 +66,8 @@ class Confirmation:
     refusals: int = 0
     #: Whether the service said that it is not paid.
     declined: bool = False
-    #: Whether it may have been carried out, since no answer came.
-    is_lost: bool = False
+    #: Whether the service's latest answer shows that it is not carried out. Until then it may be, by whatever process.
+    is_answered: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
     #: Set, and replaced, at the end of each try.
@@ -134,8 +134,13 @@ class ReturnedForm(Scheduled):
         }
         return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
 
+    def not_answered(self) -> list[int]:
+        """Return the transactions named to this form whose confirmation never had an answer, in the order of time."""
+        answered = {each.transaction_id for each in self.confirmations.values() if each.is_answered}
+        return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
+
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
-        """Return the open confirmation of this id; begin a new one, with all its tries, where none is open."""
+        """Return the open confirmation of this id; begin one anew, with all its tries, where none is open."""
         found = self.confirmations.get(transaction_id)
         if found is None or not found.open:
             is_new = found is None
@@ -148,6 +153,7 @@ class ReturnedForm(Scheduled):
                 self.tried_at = NEVER
             on_record = found is not None and found.on_record
             found = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
+            # In the place of the one before, if any: the order is that of their first coming.
             self.confirmations[transaction_id] = found
         return found
 
@@ -167,11 +173,15 @@ class ReturnedForm(Scheduled):
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
 
-        A confirmation that may have been carried out comes before all others: only one payment of a form is confirmed.
+        The first id that has no answer comes before all others: it may have been carried out, and only one payment of a
+        form is confirmed.
         """
         waiting = self.open()
-        if any(each.is_lost for each in waiting):
-            waiting = [each for each in waiting if each.is_lost or each.transaction_id is None]
+        first = next(
+            (each for each in waiting if each.transaction_id is not None and not each.is_answered), None
+        )
+        if first is not None:
+            waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
@@ -181,17 +191,20 @@ class ReturnedForm(Scheduled):
             self.close()
         if current is None or not current.open:
             return False
-        if settled or now - current.begun > self.window:
-            current.open = False
-        else:
-            scale = self.window / NORMAL_WINDOW
-            current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
+        scale = self.window / NORMAL_WINDOW
+        current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
+        if settled or current.is_answered or current.transaction_id is None:
+            current.is_answered |= settled
+            current.open = not settled and now - current.begun <= self.window
+        elif all(now - each.begun > self.window for each in self.open()):
+            # The ids that have waited for its answer were not confirmed in time either.
+            self.close()
         current.wake()
         return not settled and not current.open
 
     def close(self) -> None:
         """Close every confirmation."""
-        for each in self.confirmations.values():
+        for each in self.open():
             each.open = False
             each.wake()
 
@@ -312,11 +325,11 @@ class Confirmer:
         """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
         None: query whether the form is paid. With `begins` False it is left to the next process. Transactions that were
-        named to other processes come first: they may be confirming one, and only one payment of a form is confirmed.
+        named before and have no answer come first: one may have been confirmed, here or elsewhere, and only one payment
+        of a form is.
         """
         ends = self._asks.closed or not begins
-        named = [each for each in form.record.candidate_ids if each != DROPPED and not form.has_seen(each)]
-        for each in (*named, transaction_id):
+        for each in (*form.not_answered(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
             confirmation.open = not ends  # where it ends, the next process finds it in the ledger
         tried = confirmation.tried
@@ -375,8 +388,8 @@ class Confirmer:
         except RefusedError as refused:
             settled = current is None or await self._refused(form, current, refused)
         except PayError as error:
-            if current is not None and current.transaction_id is not None:
-                current.is_lost |= isinstance(error, OutcomeUnknownError)
+            if current is not None and isinstance(error, OutcomeUnknownError):
+                current.is_answered = False
             what = f"a confirmation failed: {type(error).__name__}"
             queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
@@ -426,7 +439,6 @@ class Confirmer:
         if transaction_id is not None:
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
             is_about_it = confirmed.transaction_id == transaction_id
-            current.is_lost = not is_about_it
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
         elif not self._poller.policy.by_client_id:
             return True  # no query can find the form
@@ -438,7 +450,9 @@ class Confirmer:
                 return True  # a payment of the form is confirmed first
             reading = read_form(record, report, self._clock.time())
         # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
-        return await self._take(form, current, reading) and is_about_it
+        is_settled = await self._take(form, current, reading)
+        current.is_answered = current.declined and is_about_it
+        return is_settled and is_about_it
 
     def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Return whether a transaction that a report does not name may have paid a form; confirm those not yet seen."""
@@ -466,7 +480,7 @@ class Confirmer:
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:
         """Return whether the id is left alone: the service answered "no such transaction" often enough."""
-        current.is_lost = False
+        current.is_answered = True
         current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:

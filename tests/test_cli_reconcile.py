@@ -235,7 +235,13 @@ def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path,
 def test_a_state_that_is_not_read_is_asked_for(month: Book, tmp_path: Path, capfd: Said) -> None:
     """What a bank rejected must not be taken for paid, least of all by `--resolve`."""
     file, resolving = tmp_path / "enero.csv", ["--resolve", "--actor", "ana", "--yes"]
-    for name, word in (("Estado", "Rechazado"), ("Situación", ""), ("Nota", "REVERSADA")):
+    for name, word in (
+        ("Estado", "Rechazado"),
+        ("Situación", ""),
+        ("Nota", "REVERSADA"),
+        ("EstadoPago", "Pendiente"),
+        ("Detalle", "No autorizada"),
+    ):
         file.write_text(f"Referencia;Valor;{name}\norder-unknown;11,50;{word}\n", encoding="utf-8")
         for more in ([], resolving):
             assert main(["reconcile", str(file), *MAP[:4], *more]) == 2
@@ -358,6 +364,7 @@ def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: 
         (f"{good}8,=A1\n", "", "line 3: is not an amount"),
         ("amount\n1.50\n", "", "give --map client_transaction_id=COLUMN"),
         ("transaction_id\n7\n", "", "give --map amount=COLUMN"),
+        ("transaction_id,amount,state,State\n", "", "line 1: state is there twice"),
         (good, "--map phone=x", "the field must be one of"),
         (good, "--resolve", "give both or none"),
         (good, "--since 31/1", 'unable to convert "31/1" into date'),

@@ -26,10 +26,11 @@ from payclient.validation import to_service
 _FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
-#: The name of a column that may hold a state, and a word that says "not paid"; both without accents and capitals.
-_STATE = re.compile(r"estado|estatus|state|status|resultado|result|situacion")
+#: What the name of a column has that may hold a state, and a cell that says "not paid"; without accents and capitals.
+_STATE = re.compile(r"estado|estatus|\bstate\b|status|resultado|\bresult\b|situacion")
 _NOT_PAID = re.compile(
-    r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|reject|refus|refund|fall|fail|void)\w*"
+    r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|negad|no aprob|no autoriz|pendi|expir|reject|refus|refund|"
+    r"fall|fail|void)\w*"
 )
 
 #: Faults shown of a statement; all are counted.
@@ -142,9 +143,13 @@ def _rows(
 
 
 def _check_columns(name: str, file: Records, form: StatementOptions) -> None:
-    """Raise `InvalidRequestError` where the header lacks the amount, both ids, or a column of `--map`."""
-    fields = {field for column in file.names for field in form.fields_of(column)}
-    lacking = {*form.named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
+    """Raise `InvalidRequestError` where the header lacks the amount, both ids or a column of `--map`, or has one
+    twice.
+    """
+    fields = [field for column in file.names for field in form.fields_of(column)]
+    if twice := [field for field in _FIELDS if fields.count(field) > 1]:
+        raise InvalidRequestError(f"{name}: line {file.line}: {twice[0]} is there twice")
+    lacking = {*form.named, "amount", KEY} - {*fields} - ({KEY} if "transaction_id" in fields else set())
     if file.delimiter and lacking:
         tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
         there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
@@ -158,7 +163,7 @@ def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementOptio
         return
     for column, cell in row:
         said = plain(cell.strip()) if isinstance(cell, str) else ""
-        may_say = _STATE.fullmatch(plain(column.strip())) or _NOT_PAID.fullmatch(said)
+        may_say = _STATE.search(plain(column.strip())) or _NOT_PAID.fullmatch(said)
         if may_say and not form.fields_of(column):
             shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
             raise InvalidRequestError(

@@ -177,14 +177,14 @@ def test_a_column_of_a_charge_can_be_kept(willing: Service, tmp_path: Path) -> N
 
 def test_the_page_names_who_did_not_pay_and_what_was_left_out(tmp_path: Path) -> None:
     """By line and by the columns to keep; those who paid are not named."""
-    left_out = [(9, ("Beto",), "phone_number: must be given")]
+    left_out = [(n, (f"Beto {n}",), "phone_number: must be given") for n in range(9, 14)]
     carried = Carried(names=CARRIED.names, rows=CARRIED.rows, left_out=left_out)
     page = RunPage(tmp_path / "r.html", title="c.csv", window=300, carried=carried)
     page.write(LINES, Tally(LINES), total=2, code=3)
     text = " ".join((tmp_path / "r.html").read_text().split())
     assert "=Zoé" in text
     assert "Ana" not in text
-    for words in ("Rows left out: 1", "Beto", "phone_number: must be given", "These did not pay"):
+    for words in ("Rows left out: 5", "Beto 13", "phone_number: must be given", "These did not pay"):
         assert words in text
     page.write(LINES, Tally(LINES), total=9, code=None)
     assert "The run goes on" in (tmp_path / "r.html").read_text()

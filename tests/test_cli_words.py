@@ -13,7 +13,7 @@ import payclient
 from cli_runs import Said, Service, charge_arguments, rows_of, simulated, wait_until, write_csv
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
-from payclient.cli.reach import Reach
+from payclient.cli.run import Reach
 from payclient.cli.texts import choose_language, counted, reason, table, text
 from payclient.session import Exchange
 
@@ -289,7 +289,7 @@ def test_a_run_says_that_the_service_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """While it waits for customers whose sales are open."""
-    monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
+    monkeypatch.setattr("payclient.cli.run.AWAY_SECONDS", 0.2)
     # A process: a simulator in this one would leave the connections that it accepts at its end.
     with simulated(tmp_path, "--answers", "ignore=1", window=1) as leaving:
         file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))

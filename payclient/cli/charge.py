@@ -94,7 +94,18 @@ def charge(
     look = shown.look()
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
-    _check_apart(file, options, written, shown)
+    kind, _, place = (options.ledger or "").partition(":")
+    check_apart(
+        {
+            "FILE": file,
+            "--report": shown.report,
+            "--skip-bad": written.skip_bad,
+            "--html": shown.html,
+            "--ledger": Path(place) if kind == "sqlite" else None,
+            "--token-file": options.token_file,
+            "--profile": Path(options.profile) if options.profile else None,
+        }
+    )
     rows = read_file(file, written, profile=profile)
     can_send = can_go_on(rows, written.skip_bad)
     if not (can_send or shown.dry_run):
@@ -111,12 +122,10 @@ def charge(
         skip_bad=written.skip_bad,
         report=report,
     )
-    _show_plan(plan, shown)
-    if shown.dry_run:
-        return _end_dry_run(rows, can_send)
-    question = text("ask.send", count=plan.to_send)
-    if not terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send):
+    if not _agrees_to(plan, shown, can_send):
         return 2
+    if shown.dry_run:
+        return 0
     # A new ledger was agreed to: the plan showed it, or --new-ledger is given.
     options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
     if left_out is not None:
@@ -127,22 +136,6 @@ def charge(
         for line in next_steps(run.tally, location_of(options.ledger), code, profile.sale_window):
             terminal.say(line, whole=True)
     return code
-
-
-def _check_apart(file: Path, options: ChargeOptions, written: FileOptions, shown: ShownOptions) -> None:
-    """Raise `ConfigurationError` where one file is named for two things."""
-    kind, _, place = (options.ledger or "").partition(":")
-    check_apart(
-        {
-            "FILE": file,
-            "--report": shown.report,
-            "--skip-bad": written.skip_bad,
-            "--html": shown.html,
-            "--ledger": Path(place) if kind == "sqlite" else None,
-            "--token-file": options.token_file,
-            "--profile": Path(options.profile) if options.profile else None,
-        }
-    )
 
 
 def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Path, bytes] | None:
@@ -159,18 +152,9 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Pa
     return path, content
 
 
-def _end_dry_run(file: ChargeFile, can_send: bool) -> int:
-    """Print how many rows a run would send, and return the exit code."""
-    if not can_send:
-        return 2
-    key = "file.dry_bad" if file.bad else "file.dry"
-    terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
-    return 0
-
-
-def _show_plan(plan: Plan, shown: ShownOptions) -> None:
-    """Print the plan; with `--yes` only a total that is not the sum, which may be a row without its key and phone, and
-    what is replaced. Raises `ConfigurationError` where nothing may be sent.
+def _agrees_to(plan: Plan, shown: ShownOptions, can_send: bool) -> bool:
+    """Print the plan, and ask whether to send; with `--yes` print only a total that is not the sum, which may be a row
+    without its key and phone, and what is replaced. Raises `ConfigurationError` where nothing may be sent.
     """
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
@@ -185,6 +169,13 @@ def _show_plan(plan: Plan, shown: ShownOptions) -> None:
     plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()
+    if shown.dry_run and can_send:
+        file, key = plan.file, "file.dry_bad" if plan.file.bad else "file.dry"
+        terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
+    if shown.dry_run:
+        return can_send
+    question = text("ask.send", count=plan.to_send)
+    return terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send)
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:

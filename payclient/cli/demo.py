@@ -6,6 +6,7 @@ import asyncio
 import csv
 import random
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -31,20 +32,6 @@ CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
 TOKEN = "demo"  # noqa: S105 - no secret
-
-#: The profile of the demo's simulator: its status queries and its windows.
-PROFILE = """\
-# What the service's document leaves open, as the simulator fills it in.
-name = "demo"
-not_found_codes = [20]
-sale_window = 3                # seconds; the real one is 300
-queries_per_minute = 18000     # the sale window is a hundredth of the real one, so the queries are as dense
-
-[status]
-by_transaction_id = "/api/Sale/{transaction_id}"
-by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
-state_field = "transactionStatus"
-"""
 
 
 def demo(
@@ -121,7 +108,8 @@ def _write(place: Path) -> frozenset[str]:
     for name in (CHARGES, "profile.toml", "token.txt", "demo.db", "report.csv", "report.html"):
         if (place / name).exists():
             raise ConfigurationError(f"--dir: {place / name} is there already")
-    (place / "profile.toml").write_text(PROFILE, encoding="utf-8")
+    # Its status queries and its windows.
+    (place / "profile.toml").write_bytes(files("payclient.cli").joinpath("demo.toml").read_bytes())
     (place / "token.txt").write_text(TOKEN, encoding="utf-8")
     chance = random.Random(7)  # noqa: S311 - the same charges in every demo
     phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]

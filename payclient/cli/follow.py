@@ -14,6 +14,7 @@ from cyclopts.validators import Number as Range
 
 from payclient import Outcome, RefusedError
 from payclient.cli import terminal
+from payclient.cli.report import TIMES
 from payclient.cli.settings import ChargeOptions, Whole
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
@@ -85,19 +86,11 @@ async def _writable() -> None:
 def _facts(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome by the names of a report's columns; times are ISO 8601, in UTC."""
     error = outcome.error if isinstance(outcome.error, RefusedError) else None
-    # Only where the purchase was paid twice, and one payment is to be given back.
-    overpaid = {"also_paid": [*outcome.also_paid]} if outcome.also_paid else {}
-    return {
-        "cursor": outcome.cursor,
-        "client_transaction_id": outcome.client_transaction_id,
-        "transaction_id": outcome.transaction_id,
-        "state": str(outcome.state),
-        "paid": outcome.paid,
-        "evidence": str(outcome.evidence),
-        **{
-            name: terminal.iso(getattr(outcome, name)) for name in ("created_at", "notified_at", "decided_at")
-        },
-        "error_code": None if error is None else error.error_code,
-        "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
-        **overpaid,
-    }
+    names = ("cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence")
+    facts = {name: getattr(outcome, name) for name in names}
+    facts |= {name: terminal.iso(getattr(outcome, name)) for name in TIMES}
+    facts["error_code"] = None if error is None else error.error_code
+    facts["message"] = (outcome.reason or "") if error is None else "; ".join(error.user_messages)
+    if outcome.also_paid:  # the purchase was paid twice, and one payment is to be given back
+        facts["also_paid"] = [*outcome.also_paid]
+    return facts

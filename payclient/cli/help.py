@@ -36,7 +36,6 @@ class Help(DefaultFormatter):
     """Formats help as cyclopts does, in this run's language."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        """Print a panel of commands or options."""
         entries = [
             attrs.evolve(
                 entry,
@@ -49,10 +48,8 @@ class Help(DefaultFormatter):
         super().__call__(console, options, panel.copy(title=sentence(str(panel.title)), entries=entries))
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
-        """Print the line of the usage."""
         words = " ".join(map(sentence, f"Usage: {usage}".split()))
         console.print(Text(f"{words}\n", "bold"))
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
-        """Print what a command does."""
         super().render_description(console, options, _translate(description))

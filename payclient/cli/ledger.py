@@ -19,7 +19,7 @@ from rich.table import Table
 from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
-from payclient.cli.report import PAID_WORDS
+from payclient.cli.report import PAID_WORDS, TIMES
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, final_queries, profile_of
 from payclient.cli.tables import csv_line, json_line
 from payclient.cli.texts import label, sentence, text
@@ -412,8 +412,7 @@ def export(
 
 async def _row(book: Ledger, record: Record) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
-    for name in ("created_at", "expires_at", "notified_at", "decided_at"):
-        row[name] = terminal.iso(getattr(record, name))
+    row |= {name: terminal.iso(getattr(record, name)) for name in ("expires_at", *TIMES)}
     row |= {
         "paid": record.state.paid,
         "candidate_ids": [each for each in record.candidate_ids if each != DROPPED],

@@ -64,7 +64,7 @@ def _templates() -> Environment:
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )
     jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
-    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, receipt=_receipt, written=_written)
+    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, written=_written)
     return jinja
 
 
@@ -87,21 +87,14 @@ class RunPage:
 
     def write(self, lines: Collection[Line], tally: Tally, *, total: int, code: int | None) -> None:
         """Write the page. `code`: the exit code of a run that ended; None: the run goes on. Raises `OSError`."""
-        lines = sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0)
-        of: dict[str, list[Line]] = {}
-        for line in lines:
+        of = dict[str, list[Line]]()
+        for line in sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0):
             of.setdefault(line.label, []).append(line)
-        kept = (State.REVERSED, "message"), (State.ACCEPTED, "receipt")
         # On this machine's clock, with its zone.
         form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
         content = render(
             "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, labels=LABELS,
-            people=[(label, of[label][:LISTED], len(of[label])) for label in _LABELS if label in of],
-            need=sum(len(of.get(label, ())) for label in _LABELS[:-2]),
-            words=[
-                (label, [line for line in of.get(label, ()) if getattr(line, name)][:LISTED], name)
-                for label, name in kept
-            ],
+            of=of, people=_LABELS, need=sum(len(of.get(label, ())) for label in _LABELS[:-2]),
             paid_word=paid_word, carried=self._carried, written=time.strftime(form, time.localtime()),
             outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
             **self._answers(of),
@@ -118,16 +111,18 @@ class RunPage:
         lower, upper = (
             Counter(int(each / self._window * BARS) for each in found) for found in (accepted, cancelled)
         )
-        bars = [(lower[bar], upper[bar]) for bar in range(BARS)]
         every = sorted(accepted + cancelled)
         silent = (State.CANCELLED, State.EXPIRED, State.UNKNOWN)
         return {
-            "bars": bars, "most": max(map(sum, bars)),
+            "bars": [(lower[bar], upper[bar]) for bar in range(BARS)],
+            "most": max((lower + upper).values(), default=0),
             "answered": {"accepted": len(accepted), "cancelled": len(cancelled)},
             "silent": sum(len(of.get(label, ())) for label in silent) - len(cancelled),
-            "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)] if every else None,
+            "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)]
+            if every
+            else None,
             "ticks": [_span(self._window * tick / 5).replace(_written(".0 s"), " s") for tick in range(6)],
-        }  # fmt: skip
+        }
 
 
 def _seconds_to_answer(line: Line) -> float:
@@ -138,11 +133,6 @@ def _seconds_to_answer(line: Line) -> float:
 
 def _money(sums: Mapping[str, int]) -> list[str]:
     return [sanitize_text(money(cents, currency)) for currency, cents in sums.items()]
-
-
-def _receipt(receipt: Mapping[str, str]) -> str:
-    """Return a receipt in one line, its fields by the service's names."""
-    return ", ".join(f"{name} {value}" for name, value in receipt.items())
 
 
 def _written(number: str) -> str:

@@ -97,12 +97,13 @@ class Line:
     def cells(self) -> dict[str, Any]:
         """Return the cells of a report's row; times are ISO 8601, in UTC."""
         cells = {name: getattr(self, name) for name in COLUMNS}
-        for name in ("created_at", "notified_at", "decided_at"):
-            cells[name] = iso(cells[name])
-        return cells
+        return cells | {name: iso(cells[name]) for name in TIMES}
 
 
 COLUMNS = tuple(field.name for field in attrs.fields(Line))
+
+#: The columns that hold times.
+TIMES = ("created_at", "notified_at", "decided_at")
 
 #: The place of the amount in units, beside that in cents.
 _UNITS = COLUMNS.index("amount") + 1
@@ -116,7 +117,7 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
         facts = {"transaction_id": outcome.transaction_id, "state": str(outcome.state), "paid": outcome.paid}
         facts |= {"evidence": str(outcome.evidence), "receipt": dict(outcome.receipt or {})}
         if outcome.state is not State.REFUSED:
-            facts |= {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
+            facts |= {name: getattr(outcome, name) for name in TIMES}
             facts["message"] = outcome.reason or ""
     elif is_refusal(error):
         facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}

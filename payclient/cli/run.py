@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 
@@ -23,7 +23,6 @@ from payclient.batch.lanes import LaneRow
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
-from payclient.cli.reach import Reach
 from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
@@ -46,6 +45,35 @@ IN_FLIGHT = 0.5
 
 #: Rows that are looked up in the ledger at once.
 CHUNK = 500
+
+#: The service counts as away after this many requests without an answer, and this many seconds since the first.
+AWAY_REQUESTS, AWAY_SECONDS = 2, 10.0
+
+#: Errors of the network. Any other error without an answer is of this machine, such as the ledger's.
+_OF_THE_NETWORK = frozenset({"TransportError", "NotSentError", "OutcomeUnknownError"})
+
+
+class Reach:
+    """Finds when the service has gone, and when it is back; each is found once."""
+
+    def __init__(self) -> None:
+        self._unanswered = 0
+        #: When the first request without an answer ended, by the caller's clock.
+        self.since: float = 0.0
+        self._is_away = False
+
+    def note(self, exchange: Exchange, now: float) -> Literal["unreachable", "reachable"] | None:
+        """Count a request that ended, and return a change that people should know of. A 5xx is an answer, too."""
+        if exchange.http_status is not None:
+            was_away, self._unanswered, self._is_away = self._is_away, 0, False
+            return "reachable" if was_away else None
+        if exchange.error in _OF_THE_NETWORK:
+            self.since = self.since if self._unanswered else now
+            self._unanswered += 1
+            if not self._is_away and self._unanswered >= AWAY_REQUESTS and now - self.since >= AWAY_SECONDS:
+                self._is_away = True
+                return "unreachable"
+        return None
 
 
 class Run:

@@ -183,10 +183,9 @@ def _undo(
         return 2
     try:
         outcome = _call(options, request)
-    except NotReversibleError as error:
-        terminal.say(text("undo.too_late"))
-        return _complain(error)
     except (RefusedError, TransportError) as error:
+        if isinstance(error, NotReversibleError):
+            terminal.say(text("undo.too_late"))
         return _complain(error)
     if outcome is not None and outcome.state is not State.REVERSED:
         still_paid = outcome.state is State.ACCEPTED  # another process was refused

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from string import Template
 from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlsplit
@@ -53,15 +54,17 @@ def health_page(health: Health) -> Page:
     return make_json(body, 200 if health.ok else 503)
 
 
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
 #: The style of all pages, and each page's script, as the files below `{prefix}/assets`.
 ASSETS = {
-    name: make_answer(
-        f"text/{kind}; charset=utf-8",
-        files(__package__).joinpath(name).read_text("utf-8"),
-        cache="max-age=3600",
-    )
+    name: make_answer(f"text/{kind}; charset=utf-8", _read(name), cache="max-age=3600")
     for name, kind in (("style.css", "css"), ("waiting.js", "javascript"), ("redirect.js", "javascript"))
 }
+_PAGE = Template(_read("page.html"))
+_TEXTS: Mapping[str, Mapping[str, str]] = json.loads(_read("texts.json"))
 
 
 def make_page(
@@ -90,24 +93,9 @@ def make_page(
         code = code and f'<script src="{folder}/{script}"></script>'
     sources = f"style-src '{style_source}'; " + (f"script-src '{code_source}'; " if code else "") + sources
     policy = f"default-src 'none'; {sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    body = f"""<!DOCTYPE html>
-<html lang="{language}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="origin">
-<meta name="robots" content="noindex">
-<title>{escape(title)}</title>
-{style}
-{head}</head>
-<body>
-<main>
-{content.strip()}
-</main>
-{code}
-</body>
-</html>
-"""
+    body = _PAGE.substitute(
+        language=language, title=escape(title), style=style, head=head, content=content.strip(), code=code
+    )
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Cache-Control": "no-store",
@@ -120,10 +108,11 @@ def make_page(
     return Page(status=status, headers=MappingProxyType(headers), body=body.encode())
 
 
-def check_language(language: str) -> None:
-    """Raise `ConfigurationError` for a language that the pages do not have."""
-    if language not in ("es", "en"):
+def texts_of(language: str) -> Mapping[str, str]:
+    """Return the texts of a language. Raises `ConfigurationError` for one that the pages do not have."""
+    if language not in _TEXTS:
         raise ConfigurationError("language must be es or en")
+    return _TEXTS[language]
 
 
 def check_address(address: str, name: str) -> str:

@@ -13,26 +13,7 @@ from html import escape
 from payclient.errors import ConfigurationError
 from payclient.tracking.forms import FormLink
 from payclient.validation import is_safe_link
-from payclient.web.pages import Language, Page, check_address, check_language, make_page
-
-_TEXTS = {
-    "es": {
-        "title": "Abriendo el pago seguro…",
-        "hint": "Lo llevamos al formulario de pago. Si no se abre solo, toque el botón.",
-        "go": "Continuar al pago",
-        "gone": "Este enlace de pago ya venció",
-        "why": "Por seguridad, cada enlace de pago vale por pocos minutos. Empiece de nuevo para obtener otro.",
-        "again": "Empezar de nuevo",
-    },
-    "en": {
-        "title": "Opening the secure payment…",
-        "hint": "We are taking you to the payment form. If it does not open by itself, press the button.",
-        "go": "Continue to payment",
-        "gone": "This payment link has expired",
-        "why": "For your safety a payment link is good for a few minutes only. Start again to get a new one.",
-        "again": "Start again",
-    },
-}
+from payclient.web.pages import Language, Page, check_address, make_page, texts_of
 
 _TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="20" width="20" height="14" rx="3"/>\
 <path d="M18 20v-4a6 6 0 0 1 12 0v4"/><circle class="ring" cx="24" cy="24" r="21"/>\
@@ -57,8 +38,7 @@ def redirect_page(
     machine's unless given. `assets` is as for `waiting_page`. Raises `ConfigurationError` for an unsafe link,
     and for another language.
     """
-    check_language(language)
-    texts = _TEXTS[language]
+    texts = texts_of(language)
     if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
         raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):

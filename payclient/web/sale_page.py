@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
-from payclient.web.pages import Language, Page, check_address, check_language, make_json, make_page
+from payclient.web.pages import Language, Page, check_address, make_json, make_page, texts_of
 
 if TYPE_CHECKING:
     from payclient import sync
@@ -23,31 +23,6 @@ __all__ = ["MaySee", "is_waiting", "sale_status", "waiting_page"]
 
 #: Returns whether a request's customer may see the sale of this client transaction id; may be async.
 MaySee = Callable[[Any, str], object]
-
-_TEXTS = {
-    "es": {
-        "sale": "Apruebe el pago en su teléfono",
-        "sale_how": "Le enviamos una solicitud a la app. Ábrala, elija cómo pagar y confirme.",
-        "sale_cancel": "¿Número equivocado? Pagar de otra manera",
-        "form": "Confirmando su pago…",
-        "form_how": "Si ya pagó, tarda unos segundos. Si aún no ha pagado, termine en el formulario: vale 20 minutos.",
-        "form_cancel": "Pagar de otra manera",
-        "left": "Tiempo restante",
-        "stay": "Esta página se actualiza sola. No pague otra vez.",
-        "offline": "Sin conexión. Seguimos intentando: su pago no se pierde.",
-    },
-    "en": {
-        "sale": "Approve the payment on your phone",
-        "sale_how": "We sent a request to the app. Open it, choose how to pay, and confirm.",
-        "sale_cancel": "Wrong number? Pay in another way",
-        "form": "Confirming your payment…",
-        "form_how": "If you have paid, it takes a few seconds. If not, finish in the form within 20 minutes.",
-        "form_cancel": "Pay in another way",
-        "left": "Time left",
-        "stay": "This page updates by itself. Do not pay again.",
-        "offline": "No connection. We keep trying: your payment is not lost.",
-    },
-}
 
 _DRAWN = {
     "sale": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',
@@ -103,8 +78,7 @@ def waiting_page(
     for a wrong number or another way to pay. `assets` is `order_routes`' address of style and script, for sites whose
     own Content-Security-Policy forbids what is inline. Raises `ConfigurationError`.
     """
-    check_language(language)
-    texts = _TEXTS[language]
+    texts = texts_of(language)
     seconds = f"{sale.remaining:.0f}"
     minutes, rest = divmod(int(seconds), 60)
     left = f'<p class="left">{texts["left"]} <b id="clock" role="timer">{minutes}:{rest:02}</b></p>'

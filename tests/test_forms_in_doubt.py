@@ -313,6 +313,45 @@ async def test_a_second_payment_waits_for_the_answer_about_the_first(
     assert service.confirmed == {5001}
 
 
+@pytest.mark.parametrize("push", ["paid", "open", "cancelled"])
+async def test_a_form_that_lost_its_purchase_to_a_push_is_not_confirmed(
+    service: FakeService, push: str
+) -> None:
+    """Its card was declined, a push was sent instead, and then the old tab paid by another card."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        pending = await tracker.sale(sale(), purchase="cart-1")
+        pushed = pending.transaction_id or 0
+        sent = service.sales[pushed]
+        sent["transactionStatus"] = "Approved" if push == "paid" else "Pending"
+        await tracker.notify(hint(pushed))
+        await service.clock.advance(10)
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        assert 5001 not in service.confirms
+        sent["transactionStatus"] = "Canceled" if push == "cancelled" else "Approved"
+        await service.clock.advance(60)
+        assert pending.outcome.paid is (push != "cancelled")
+        await service.clock.advance(1200)
+        assert (5001 in service.confirmed) is (push == "cancelled")
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
+async def test_of_two_forms_that_were_cancelled_and_then_paid_one_is_confirmed(service: FakeService) -> None:
+    """Each form's card was declined; then both tabs pay by another card, and the first answer is lost."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4998, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        await tracker.returned(service.pay("form-2", 4999, transactionStatus="Canceled"))
+        service.confirm_scripts = [lambda: lost_confirmation(service)]
+        for number in (1, 2):
+            await passing(service, tracker.returned(service.pay(f"form-{number}", 5000 + number)))
+        await service.clock.advance(1300)
+        assert 5002 not in service.confirms
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:
     """The first card was declined, which cancelled the form; the second one's confirmation has no answer."""
     async with prepared(service) as tracker:

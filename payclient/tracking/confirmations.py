@@ -23,7 +23,8 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
-from payclient.lifecycle import DROPPED, Record, State
+from payclient.ledger.records import holds_purchase
+from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.notifications import Return
@@ -437,6 +438,10 @@ class Confirmer:
         record, transaction_id, is_about_it = form.record, current.transaction_id, True
         identifier, queries = record.client_transaction_id, self._poller.queries
         if transaction_id is not None:
+            if record.state is State.CANCELLED and await self._is_replaced(record):
+                what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
+                queries.warn_once("confirmation_withheld", identifier, what)
+                return False
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
             is_about_it = confirmed.transaction_id == transaction_id
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
@@ -453,6 +458,18 @@ class Confirmer:
         is_settled = await self._take(form, current, reading)
         current.is_answered = current.declined and is_about_it
         return is_settled and is_about_it
+
+    async def _is_replaced(self, cancelled: Record) -> bool:
+        """Return whether a form that had been cancelled, and was then paid, has lost its purchase to another ask."""
+        now = Record(client_transaction_id="", purchase=cancelled.purchase, created_at=self._clock.time())
+        others = await self._asks.ledger.asks(cancelled.purchase)
+        # A form that nobody has paid so far keeps no other payment from being confirmed.
+        return any(
+            holds_purchase(each, now)
+            and (each.kind == "sale" or each.state in PAID or bool(each.candidate_ids))
+            for each in others
+            if each.client_transaction_id != cancelled.client_transaction_id
+        )
 
     def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Return whether a transaction that a report does not name may have paid a form; confirm those not yet seen."""

@@ -219,6 +219,19 @@ async def test_a_cursor_that_is_no_number_is_an_error(service: FakeService) -> N
             tracker.outcomes("3")  # type: ignore[arg-type]  # as read from a file
 
 
+async def test_a_cursor_that_the_ledger_never_gave_is_warned_of(
+    service: FakeService, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was moved or restored: its outcomes are passed over until there are as many. The last one's is no such."""
+    async with tracking(service, ledger) as tracker:
+        await paid(service, tracker)
+        last = (await in_time(anext(tracker.outcomes()))).cursor
+        assert last is not None
+        feeds = [tracker.outcomes(each) for each in (last, last + 1)]
+    assert [each for feed in feeds async for each in feed] == []
+    assert caplog.text.count("no outcome of the cursor") == caplog.text.count(f"cursor {last + 1} ") == 1
+
+
 # --- What an outcome says of its record
 
 

@@ -18,38 +18,31 @@ from payclient.events import Created
 from payclient.ledger.sqlite import SqliteLedger
 from postgres_server import PostgresServer
 from test_ledger import NOW, fresh, opened, until
-from test_ledger_owner import run
+from test_ledger_owner import in_loop, run
 
 # --- A disk that is full
 
-FULL_DISK = """
-import asyncio, logging, os, resource, sys
-from payclient import LedgerUnavailableError, open_ledger
-from payclient.events import Created
-from payclient.lifecycle import Record
+FULL_DISK = in_loop("""
+    import logging, resource
+    NOW = 1_700_000_000.0
+    lines = []
 
-NOW = 1_700_000_000.0
-lines = []
+    class Lines(logging.Handler):
+        def emit(self, record):
+            lines.append((record.levelname, record.getMessage()))
 
-class Lines(logging.Handler):
-    def emit(self, record):
-        lines.append((record.levelname, record.getMessage()))
+    logging.getLogger("payclient").addHandler(Lines())
 
-logging.getLogger("payclient").addHandler(Lines())
+    async def permits(ledger, name, count):
+        "How many of so many permits at once are granted."
+        work = (ledger.permit(fresh(f"{name}-{n}")) for n in range(count))
+        done = await asyncio.gather(*work, return_exceptions=True)
+        assert all(each is True or isinstance(each, LedgerUnavailableError) for each in done), done
+        return sum(each is True for each in done)
 
-def fresh(name):
-    return Record(client_transaction_id=name, amount=100, currency="USD", created_at=NOW)
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-async def permits(ledger, name, count):
-    "How many of so many permits at once are granted."
-    done = await asyncio.gather(*(ledger.permit(fresh(f"{name}-{n}")) for n in range(count)), return_exceptions=True)
-    assert all(each is True or isinstance(each, LedgerUnavailableError) for each in done), done
-    return sum(each is True for each in done)
-
-def limit(size):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-async def main():
     folder = sys.argv[1]
     ledger = await open_ledger(f"sqlite:{folder}/charges.db")
     lines.clear()
@@ -64,14 +57,15 @@ async def main():
     for number in range(20):
         refused += 10 - await permits(ledger, f"refused-{number}", 10)
     print("refused", refused, "lines", len(lines), {name for name, _ in lines})
+    created = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
     try:
-        await ledger.apply(fresh("before"), Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
+        await ledger.apply(fresh("before"), created)
     except LedgerUnavailableError:
         print("not recorded yet")
     assert (await ledger.get("before")).state == "sending"
     limit(resource.RLIM_INFINITY)
     print("again", await permits(ledger, "again", 10), "lines", len(lines))
-    record = await ledger.apply(fresh("before"), Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
+    record = await ledger.apply(fresh("before"), created)
     known = [each.client_transaction_id async for each in ledger.records()]
     await ledger.aclose()
     ledger = await open_ledger(f"sqlite:{folder}/charges.db")
@@ -80,9 +74,7 @@ async def main():
     assert not any(name.startswith("refused-") for name in known)
     await ledger.aclose()
     print("lines", len(lines))
-
-asyncio.run(main())
-"""
+""")
 
 
 def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
@@ -241,12 +233,8 @@ async def test_an_outage_is_logged_once_a_minute(
 
 def test_a_child_leaves_its_parents_connections(postgres: PostgresServer, database: str) -> None:
     """A forked child that drops or closes the ledger ends no connection of its parent's, to the server's knowledge."""
-    said = run(
-        """
-        import asyncio, gc, os, selectors, sys
+    program = in_loop("""
         import asyncpg
-        from payclient import open_ledger
-        from payclient.lifecycle import Record
 
         async def connections():
             connection = await asyncpg.connect(sys.argv[1])
@@ -256,29 +244,23 @@ def test_a_child_leaves_its_parents_connections(postgres: PostgresServer, databa
             await connection.close()
             return sorted(row[0] for row in found)
 
-        async def main():
-            ledger = await open_ledger(sys.argv[1])
-            stop = ledger.watch(lambda _: None)
+        ledger = await open_ledger(sys.argv[1])
+        stop = ledger.watch(lambda _: None)
+        before = await connections()
+        while len(before) < 2:
+            await asyncio.sleep(0.01)
             before = await connections()
-            while len(before) < 2:
-                await asyncio.sleep(0.01)
-                before = await connections()
-            child = os.fork()
-            if not child:
-                try:
-                    await ledger.aclose()
-                finally:
-                    del ledger, stop
-                    gc.collect()
-                    sys.exit()
-            os.waitpid(child, 0)
-            assert await ledger.permit(Record(client_transaction_id="a"))
-            print("the same" if before == await connections() else "others")
-            await ledger.aclose()
-
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            runner.run(main())
-        """,
-        postgres.url(database),
-    )
-    assert said == "the same"
+        child = os.fork()
+        if not child:
+            try:
+                await ledger.aclose()
+            finally:
+                del ledger, stop
+                gc.collect()
+                sys.exit()
+        os.waitpid(child, 0)
+        assert await ledger.permit(fresh("a"))
+        print("the same" if before == await connections() else "others")
+        await ledger.aclose()
+    """)
+    assert run(program, postgres.url(database)) == "the same"

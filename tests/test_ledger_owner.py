@@ -32,9 +32,30 @@ from test_ledger import NOW, fresh, opened
 ROOT = Path(payclient.__file__).parents[1]
 
 
+#: What every program of another process begins with.
+PRELUDE = """\
+import asyncio, gc, os, selectors, subprocess, sys
+from payclient import LedgerInUseError, LedgerUnavailableError, PayError, UsageError, open_ledger
+from payclient.events import Created
+from payclient.lifecycle import Record
+
+def fresh(name):
+    return Record(client_transaction_id=name, amount=1, currency="USD", created_at=1.0)
+
+"""
+#: Not epoll, of which parent and child would share one.
+SELECT = "asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector()))"
+
+
+def in_loop(body: str) -> str:
+    """A whole program of what it does in its event loop."""
+    main = textwrap.indent(textwrap.dedent(body), "    ")
+    return f"{PRELUDE}async def main():{main}\nwith {SELECT} as runner:\n    runner.run(main())\n"
+
+
 def run(program: str, *arguments: object, within: tuple[str, ...] = ()) -> str:
     """What a process of its own prints, perhaps within a namespace of its own."""
-    command = [*within, sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    command = [*within, sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -47,20 +68,13 @@ def raw(path: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
 
 
 #: Opens a ledger in another process, and prints what came of it.
-OPEN = """
-import asyncio, sys
-from payclient.errors import PayError
-from payclient.ledger import open_ledger
-
-async def main():
+OPEN = in_loop("""
     try:
         await (await open_ledger("sqlite:" + sys.argv[1])).aclose()
         print("opened")
     except PayError as error:
         print(type(error).__name__, error)
-
-asyncio.run(main())
-"""
+""")
 
 
 # --- The lock
@@ -89,42 +103,25 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
 
 
 #: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
-READ = """
-import asyncio, sys
-from payclient.errors import LedgerUnavailableError
-from payclient.ledger import open_ledger
-from payclient.lifecycle import Record
-
-async def main():
+READ = in_loop("""
     ledger = await open_ledger("sqlite:" + sys.argv[1], read_only=True)
     count = len([record async for record in ledger.records()])
     try:
-        await ledger.permit(Record(client_transaction_id="new", amount=1, currency="USD", created_at=1.0))
+        await ledger.permit(fresh("new"))
     except LedgerUnavailableError as error:
         print(count, error)
     await ledger.aclose()
-
-asyncio.run(main())
-"""
-
-
+""")
 READ_ONLY = "the ledger could not be written (SQLITE_READONLY)"
 
 #: Writes one attempt, and closes the ledger or is killed.
-WRITE = """
-import asyncio, os, sys
-from payclient.ledger import open_ledger
-from payclient.lifecycle import Record
-
-async def main():
+WRITE = in_loop("""
     ledger = await open_ledger("sqlite:" + sys.argv[1])
-    await ledger.permit(Record(client_transaction_id="a", amount=1, currency="USD", created_at=1.0))
+    await ledger.permit(fresh("a"))
     if sys.argv[2] != "closed":
         os._exit(0)
     await ledger.aclose()
-
-asyncio.run(main())
-"""
+""")
 
 
 @pytest.mark.parametrize("foreign", ["", "-shm"])
@@ -188,50 +185,37 @@ def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
     """Forked children may not use the ledger, neither drop its lock nor end its log while the parent lives, and do not
     hold the lock after the parent's end.
     """
-    said = run(
-        """
-        import asyncio, os, selectors, subprocess, sys
-        from payclient.errors import UsageError
-        from payclient.ledger import open_ledger
-        from payclient.lifecycle import Record
-
+    program = in_loop("""
         path, program = sys.argv[1:]
 
         def opened():
             done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
             return done.stdout.split()[0]
 
-        async def main():
-            ledger = await open_ledger("sqlite:" + path)
-            await ledger.permit(Record(client_transaction_id="a"))
-            read, write = os.pipe()
-            if not os.fork():
-                os.close(write)
-                os.read(read, 1)  # until the parent has ended
-                print("after its parent's end:", opened(), flush=True)
-                os._exit(0)
-            brief = os.fork()
-            if not brief:
-                try:
-                    await ledger.permit(Record(client_transaction_id="b"))
-                except UsageError:
-                    print("refused", flush=True)
-                await ledger.aclose()
-                del ledger
-                sys.exit()
-            assert os.waitstatus_to_exitcode(os.waitpid(brief, 0)[1]) == 0
-            assert os.path.exists(path + "-wal")
-            print("beside its parent:", opened(), flush=True)
-            await ledger.permit(Record(client_transaction_id="c"))
+        ledger = await open_ledger("sqlite:" + path)
+        await ledger.permit(fresh("a"))
+        read, write = os.pipe()
+        if not os.fork():
+            os.close(write)
+            os.read(read, 1)  # until the parent has ended
+            print("after its parent's end:", opened(), flush=True)
             os._exit(0)
-
-        # Not epoll, of which parent and child would share one.
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            runner.run(main())
-        """,
-        tmp_path / "charges.db",
-        OPEN,
-    )
+        brief = os.fork()
+        if not brief:
+            try:
+                await ledger.permit(fresh("b"))
+            except UsageError:
+                print("refused", flush=True)
+            await ledger.aclose()
+            del ledger
+            sys.exit()
+        assert os.waitstatus_to_exitcode(os.waitpid(brief, 0)[1]) == 0
+        assert os.path.exists(path + "-wal")
+        print("beside its parent:", opened(), flush=True)
+        await ledger.permit(fresh("c"))
+        os._exit(0)
+    """)
+    said = run(program, tmp_path / "charges.db", OPEN)
     assert said.splitlines() == [
         "refused", "beside its parent: LedgerInUseError", "after its parent's end: opened",
     ]  # fmt: skip
@@ -241,35 +225,28 @@ def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
 
 def test_a_child_can_own_another_ledger(tmp_path: Path) -> None:
     """A child that opens a ledger of its own keeps it, whatever becomes of the parent's object in the child."""
-    said = run(
-        """
-        import asyncio, gc, os, sys
-        from payclient.errors import LedgerInUseError
-        from payclient.ledger import open_ledger
+    program = """
+async def parent():
+    return await open_ledger("sqlite:" + sys.argv[1])
 
-        async def parent():
-            return await open_ledger("sqlite:" + sys.argv[1])
+async def child(ledger):
+    own = await open_ledger("sqlite:" + sys.argv[2])
+    await ledger.aclose()
+    del ledger
+    gc.collect()
+    try:
+        await open_ledger("sqlite:" + sys.argv[2])
+    except LedgerInUseError:
+        print("still its own", flush=True)
 
-        async def child(ledger):
-            own = await open_ledger("sqlite:" + sys.argv[2])
-            await ledger.aclose()
-            del ledger
-            gc.collect()
-            try:
-                await open_ledger("sqlite:" + sys.argv[2])
-            except LedgerInUseError:
-                print("still its own", flush=True)
-
-        ledger = asyncio.run(parent())
-        if pid := os.fork():
-            os.waitpid(pid, 0)
-        else:
-            asyncio.run(child(ledger))
-        os._exit(0)
-        """,
-        tmp_path / "charges.db",
-        tmp_path / "other.db",
-    )
+ledger = asyncio.run(parent())
+if pid := os.fork():
+    os.waitpid(pid, 0)
+else:
+    asyncio.run(child(ledger))
+os._exit(0)
+"""
+    said = run(PRELUDE + program, tmp_path / "charges.db", tmp_path / "other.db")
     assert said == "still its own"
 
 
@@ -306,8 +283,7 @@ async def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_system_without_locks(tmp_path: Path) -> None:
     """Where Python has no `fcntl`, as on Windows, the error names the ways out, and nothing is made."""
-    program = OPEN.replace("from payclient", "sys.modules['fcntl'] = None\nfrom payclient", 1)
-    said = run(program, tmp_path / "charges.db")
+    said = run(f"import sys; sys.modules['fcntl'] = None\n{OPEN}", tmp_path / "charges.db")
     assert said.startswith("ConfigurationError")
     assert "use PostgreSQL, or WSL" in said
     assert os.listdir(tmp_path) == []

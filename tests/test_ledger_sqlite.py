@@ -23,7 +23,7 @@ from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.ledger.sqlite_owner import mount_of
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh, opened
-from test_ledger_owner import raw, run
+from test_ledger_owner import in_loop, raw, run
 
 #: What lies beside a ledger that is open.
 FILES = ("charges.db", "charges.db-lock", "charges.db-shm", "charges.db-wal")
@@ -189,23 +189,14 @@ async def test_settings_are_read_back(path: Path) -> None:
 
 def test_forgotten_at_exit(path: Path) -> None:
     """A program that ends without closing still has on disk what it had queued."""
-    run(
-        """
-        import asyncio, sys
-        from payclient.ledger import open_ledger
-        from payclient.lifecycle import Record
-
-        async def main():
-            global ledger
-            ledger = await open_ledger("sqlite:" + sys.argv[1])
-            for number in range(100):
-                asyncio.ensure_future(ledger.permit(Record(client_transaction_id=str(number))))
-            await asyncio.sleep(0)
-
-        asyncio.run(main())
-        """,
-        path,
-    )
+    program = in_loop("""
+        global ledger
+        ledger = await open_ledger("sqlite:" + sys.argv[1])
+        for number in range(100):
+            asyncio.ensure_future(ledger.permit(fresh(str(number))))
+        await asyncio.sleep(0)
+    """)
+    run(program, path)
     assert raw(path, "SELECT count(*) FROM attempts") == [(100,)]
 
 

@@ -672,6 +672,19 @@ async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FakeS
     assert await state_of(service) is State.ACCEPTED
 
 
+async def test_a_ledger_that_fails_as_a_process_looks_back_loses_no_form(service: FakeService) -> None:
+    """The tracker opens all the same, at once, and looks back again later."""
+    ledger = FailingLedger(lambda name: False)
+    await paid_after_it_was_given_up(service, ledger)
+    ledger.fails = lambda name: name == "get"
+    async with tracking(service, ledger, PROFILE):
+        await service.clock.advance(30)
+        ledger.fails = lambda name: False
+        await until(service, lambda: 5001 in service.confirms, 60)
+        await service.clock.advance(1)
+    assert await state_of(service) is State.ACCEPTED
+
+
 async def test_a_payment_that_a_query_found_is_on_record_before_it_is_confirmed(service: FakeService) -> None:
     """Nothing else named it; the answer is lost, and the process with it: the next one confirms it at once."""
     async with prepared(service):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, pushed, t
 from fake_ledgers import FailingLedger
 from fake_service import error_of, events_of, pending_of
 from payclient.events import Event
-from payclient.ledger import Change
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -311,15 +310,18 @@ async def test_a_tracker_that_cannot_begin_leaves_nothing_behind() -> None:
     """Neither where the ledger fails nor where the caller gives up: nothing is queried, renewed or deleted then."""
 
     class Hanging(FailingLedger):
-        async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+        async def unfinished(self) -> AsyncIterator[Record]:
             await asyncio.sleep(1.0)
-            return await super().changes(since, limit)
+            async for record in super().unfinished():
+                yield record
+            if now() > 50.0:
+                raise payclient.LedgerUnavailableError("gone")
 
     async def begin(seconds: float) -> None:
         async with asyncio.timeout(seconds), tracking(service, ledger=ledger, profile=payclient.PAYPHONE):
             pytest.fail("it began")
 
-    ledger, service = Hanging(lambda name: name == "get" and now() > 50.0), Service(undecided=True)
+    ledger, service = Hanging(never), Service(undecided=True)
     async with tracking(service, ledger=ledger) as tracker:
         await tracker.sale(push("order-1"))
     await asyncio.sleep(60.0)

@@ -463,6 +463,10 @@ class Poller:
         task.add_done_callback(self._detached.discard)
         return task
 
+    def start_work(self, work: Coroutine[None, None, Any]) -> None:
+        """Start work that closing cancels."""
+        self._start(work, self._works)
+
     async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, if_closed: str) -> _T:
         """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from payclient.errors import TransitionError
+from payclient.clock import sleep
+from payclient.errors import LedgerError, TransitionError
 from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Ledger
 from payclient.ledger.records import may_be_paid
@@ -23,6 +24,9 @@ _NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 
 #: Seconds for which a process that begins looks back for what was decided, and may be paid all the same.
 LOOK_BACK = 86_400.0
+
+#: Seconds after which that is tried again where the ledger failed.
+AGAIN = 60.0
 
 
 async def take_over(poller: Poller, records: Sequence[Record]) -> None:
@@ -67,8 +71,18 @@ async def look_back(poller: Poller) -> None:
     """Go on with what was cancelled or refused within `LOOK_BACK` or the life of links, and may be paid all the same.
 
     A process may have ended before it had the answer to the confirmation of a form that was paid after its customer had
-    given it up; or to the query of a decided attempt that was notified, or was refused as existing.
+    given it up; or to the query of a decided attempt that was notified, or was refused as existing. A busy day takes
+    seconds to read: this goes on while the tracker is open, and begins again where the ledger fails.
     """
+    while True:
+        try:
+            return await _look_back(poller)
+        except LedgerError as error:
+            poller.asks.late.failed(error)
+            await sleep(poller.clock, AGAIN)
+
+
+async def _look_back(poller: Poller) -> None:
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     if not confirmer.confirms and not poller.policy.can_query:
         return

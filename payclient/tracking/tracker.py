@@ -130,7 +130,7 @@ class Tracker:
                 await self._poller.asks.leases.begin()
             else:
                 await take_over(self._poller, [record async for record in self._ledger.unfinished()])
-            await look_back(self._poller)
+            self._poller.start_work(look_back(self._poller))
         except (Exception, asyncio.CancelledError):  # nobody leaves what was not entered
             await self.aclose()
             raise

@@ -482,9 +482,7 @@ class Charges(Iterator[ChargeResult]):
             yield request
 
 
-def _opening(
-    function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]],
-) -> Callable[_P, Tracker]:
+def _opening(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]]) -> Callable[_P, Tracker]:
     """Make a function that opens an async tracker one that returns a tracker without `await`, not opened yet."""
 
     @functools.wraps(function)

@@ -50,7 +50,9 @@ class Configuration:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
-        path = self._find(_folder_of(commands[0], arguments))
+        name = _FILES.get(commands[0])
+        file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
+        path = self._find(Path(file).parent)
         values = {} if path is None else _read(path, self.batch)
         reconcile = values.pop("reconcile", {})
         section = reconcile if commands[0] == "reconcile" else {}
@@ -74,25 +76,15 @@ class Configuration:
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
         if found is None and self.batch is not None:
             raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
-        if found is not None and _is_foreign(found):
+        me = os.geteuid() if hasattr(os, "geteuid") else 0
+        if (
+            found is not None and me != 0 and found.stat().st_uid not in (0, me)
+        ):  # root trusts all, as in containers
             raise ConfigurationError(
                 f"{found}: belongs to another user, who could send your token anywhere: give --config to use it all "
                 "the same; nothing was sent"
             )
         return found
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return whether a file belongs to another user, neither root nor this one; root trusts all, as in containers."""
-    user = os.geteuid() if hasattr(os, "geteuid") else 0
-    return user != 0 and path.stat().st_uid not in (0, user)
-
-
-def _folder_of(command: str, arguments: ArgumentCollection) -> Path:
-    """Return the folder of the file that a command reads; the working directory where it reads none."""
-    name = _FILES.get(command)
-    file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
-    return Path(file).parent
 
 
 def _given(arguments: ArgumentCollection) -> dict[str, tuple[Any, str]]:

@@ -28,7 +28,7 @@ from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, 
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile, StatusProfile
+from payclient.profile import ServiceProfile
 from payclient.transport import AiohttpTransport
 from payclient.validation import is_loopback
 from payclient.web.referrer import check_page
@@ -213,27 +213,23 @@ def check_site(url: str) -> Iterator[Check]:
 
 def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     """Yield what the document leaves open (§4.2, §2.2, §2.3) and this profile leaves open too."""
-    if profile.status is None:
+    if (status := profile.status) is None:
         yield Check("gap", text("doctor.no_status"))
     else:
-        yield from _check_status(profile.status)
-        if profile.status.by_client_transaction_id and not profile.not_found_codes:
+        missing = {"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()}
+        lacking = {
+            "no_by_id": not status.by_transaction_id,
+            "no_by_client_id": not status.by_client_transaction_id,
+            "no_words": bool(missing),
+        }
+        for name, is_lacking in lacking.items():
+            if is_lacking:
+                yield Check("gap", text(f"doctor.{name}", states=", ".join(sorted(missing))))
+        if not any(lacking.values()):
+            yield Check("ok", text("doctor.by_both"))
+        if status.by_client_transaction_id and not profile.not_found_codes:
             yield Check("note", text("doctor.no_not_found"))
     if profile.link_hosts is None:
         yield Check("note", text("doctor.no_hosts"))
     if unset := [name for name in _NEEDED if getattr(profile, name) is None]:
         yield Check("note", text("doctor.unset", names=", ".join(unset)))
-
-
-def _check_status(status: StatusProfile) -> Iterator[Check]:
-    missing = {"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()}
-    lacking = {
-        "no_by_id": not status.by_transaction_id,
-        "no_by_client_id": not status.by_client_transaction_id,
-        "no_words": bool(missing),
-    }
-    for name, is_lacking in lacking.items():
-        if is_lacking:
-            yield Check("gap", text(f"doctor.{name}", states=", ".join(sorted(missing))))
-    if not any(lacking.values()):
-        yield Check("ok", text("doctor.by_both"))

@@ -228,14 +228,11 @@ def _history(changes: Iterable[Change]) -> Table:
     for column in table.columns[:2]:
         column.no_wrap = True
     for each in changes:
-        table.add_row(moment(each.at), _move(each), sentence(each.evidence), escape(_what(each)))
+        move = each.event
+        if each.before is not each.after:
+            move += f": {label(each.before or 'nothing')} → {label(each.after or '')}"
+        table.add_row(moment(each.at), move, sentence(each.evidence), escape(_what(each)))
     return table
-
-
-def _move(change: Change) -> str:
-    if change.before is change.after:
-        return change.event
-    return f"{change.event}: {label(change.before or 'nothing')} → {label(change.after or '')}"
 
 
 def _what(change: Change) -> str:

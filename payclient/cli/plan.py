@@ -81,17 +81,15 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
 
 
 async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
-    """Return the keys that the ledger has with other zeros in front, each with the id that it has."""
-    other = {each: key for key in keys for each in _spellings(key)}
+    """Return the numbers that the ledger has with other zeros in front, each with the id that it has."""
+    other: dict[str, str] = {}
+    for key in keys:
+        if key.isascii() and key.isdigit():
+            bare = key.lstrip("0")
+            spellings = {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
+            other |= dict.fromkeys(spellings - {key}, key)
     found = (await book.get_many([*other])).items()
     return {other[each]: each for each, record in found if record.state is not State.REFUSED}
-
-
-def _spellings(key: str) -> Iterator[str]:
-    """Yield the ids that differ from a number only by the zeros in front of it; nothing for other ids."""
-    if key.isascii() and key.isdigit():
-        bare = key.lstrip("0")
-        yield from {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)} - {key}
 
 
 @attrs.frozen(kw_only=True)

@@ -273,18 +273,14 @@ def say_reasons(lines: Iterable[Line]) -> None:
         terminal.say(f"{counted(len(keys), each)}{named}: {reason(words)}")
 
 
-def _ledger_option(location: str) -> str:
-    """Return the option that names the ledger in a command; nothing where the environment names it."""
-    origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
-    return "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
-
-
 def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterator[str]:
     """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
     `location`: the ledger's address. `window`: seconds that a customer has.
     """
-    counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(location)
+    counts, again = tally.counts, terminal.again()
+    origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
+    at_ledger = "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
     unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
     if code == 130:
         yield text("run.go_on", command=again)

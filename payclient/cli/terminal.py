@@ -46,8 +46,6 @@ class _StandardStream(io.TextIOBase):
     def _call(self, method: str, *arguments: str) -> Any:
         try:
             return getattr(getattr(sys, self._name), method)(*arguments)
-        except UnicodeEncodeError:
-            return self._call(method, *(text.encode("ascii", "replace").decode() for text in arguments))
         except (OSError, ValueError, AttributeError):
             return None
 
@@ -62,13 +60,11 @@ class _StandardStream(io.TextIOBase):
         return number if can_wait else None
 
     def write(self, text: str) -> int:
+        raw = text.encode(self.encoding, "replace")
         if self._waiter() is None:
-            self._call("write", text)
+            self._call("write", raw.decode(self.encoding))
         else:
-            try:
-                _unsent[self._name] += text.encode(self.encoding)
-            except UnicodeEncodeError:
-                _unsent[self._name] += text.encode("ascii", "replace")
+            _unsent[self._name] += raw
             self.send()
         return len(text)
 

@@ -8,11 +8,4 @@ from payclient.web.pages import Page
 from payclient.web.redirect import redirect_page
 from payclient.web.sale_page import is_waiting, sale_status, waiting_page
 
-__all__ = [
-    "Page",
-    "is_waiting",
-    "notification_url",
-    "redirect_page",
-    "sale_status",
-    "waiting_page",
-]
+__all__ = ["Page", "is_waiting", "notification_url", "redirect_page", "sale_status", "waiting_page"]

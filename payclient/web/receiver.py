@@ -13,13 +13,7 @@ from collections.abc import AsyncIterable, Callable
 from payclient.errors import InvalidNotificationError
 from payclient.logs import Log
 from payclient.models import Notification
-from payclient.notifications import (
-    MAX_SIZE,
-    Receipt,
-    check_secret,
-    is_notification_key,
-    parse_notification,
-)
+from payclient.notifications import MAX_SIZE, Receipt, check_secret, is_notification_key, parse_notification
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import make_answer
 

@@ -5,8 +5,6 @@ of it is unsigned and anybody can send it: a hint to query the service, even whe
 `notification_url` makes the address hard to guess, which keeps strangers away and proves nothing either.
 """
 
-from __future__ import annotations
-
 import base64
 import enum
 import hashlib

@@ -5,8 +5,6 @@ returns a result or raises a `RefusedError` (nothing was created or changed) or 
 which they judge are in `answers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar

@@ -4,8 +4,6 @@ Of a run over rows read `charge`, `plan`, `run`, `report`, `progress`, then the 
 template `report.html.j2`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """The commands by name. An error of one of them is a line on stderr and exit code 2, without a traceback."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from pathlib import Path

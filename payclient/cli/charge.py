@@ -1,7 +1,5 @@
 """`payclient charge`: a file of charges, checked whole, then sent."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Annotated, Literal

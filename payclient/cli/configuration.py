@@ -1,7 +1,5 @@
 """`payclient.toml`: the settings of a shop and of its batches. The command line and the environment override them."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping
@@ -50,9 +48,7 @@ class Configuration:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
-        name = _FILES.get(commands[0])
-        file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
-        path = self._find(Path(file).parent)
+        path = self._find(_FILES.get(commands[0]), arguments)
         values = {} if path is None else _read(path, self.batch)
         reconcile = values.pop("reconcile", {})
         section = reconcile if commands[0] == "reconcile" else {}
@@ -68,11 +64,13 @@ class Configuration:
             Dict(table, source=str(path), allow_unknown=is_open)(app, commands, arguments)
         origins.set({name: (value, str(path)) for name, value in general.items()} | _given(arguments))
 
-    def _find(self, beside: Path) -> Path | None:
+    def _find(self, argument: str | None, arguments: ArgumentCollection) -> Path | None:
+        """Return the settings file; `argument` names the command's own file, beside which it is looked for."""
         if self.path is not None:
             return self.path.absolute()
+        file = next((each.tokens[0].value for each in arguments if each.name == argument and each.tokens), "")
         user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        places = (beside, Path(), Path(user) / "payclient")
+        places = (Path(file).parent, Path(), Path(user) / "payclient")
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
         if found is None and self.batch is not None:
             raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")

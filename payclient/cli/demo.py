@@ -1,7 +1,5 @@
 """`payclient demo`: 200 charges against the simulator, from the file to the outcome, in seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import random

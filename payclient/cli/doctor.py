@@ -3,8 +3,6 @@
 Nobody is charged: no POST is made, and no token is sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

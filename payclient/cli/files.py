@@ -1,7 +1,5 @@
 """Files that options name: checks of their places, and writing them whole."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """`payclient follow`: a process that follows what is open, and prints each outcome as a line of JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """`payclient guide`: the guides that are shipped with the package."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from typing import Annotated
 

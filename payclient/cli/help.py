@@ -1,7 +1,5 @@
 """The help of commands and options in Spanish: the help that cyclopts makes, with each sentence translated."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`payclient ledger`: what the ledger holds, what is open and why, and decisions by hand where no query can decide."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import json

@@ -4,8 +4,6 @@ The page is written whole or not at all, while the run goes on and at its end. A
 the page again from the ledger, and sends nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

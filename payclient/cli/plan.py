@@ -1,7 +1,5 @@
 """The plan of a run, shown before anything is sent: rows, money, customers, the ledger's rows, the time it takes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

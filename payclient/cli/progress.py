@@ -1,7 +1,5 @@
 """The progress of a run (live on a terminal, plain lines elsewhere, JSON for machines), and the words at its end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

@@ -3,8 +3,6 @@
 `compare` decides, and is a pure function of two lists; the rest reads them and shows the result.
 """
 
-from __future__ import annotations
-
 import datetime
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ A run first writes the rows that the ledger has decided, then each other row onc
 is interrupted, the file has every row. No key is in it twice, even after a SIGKILL.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

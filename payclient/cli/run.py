@@ -5,8 +5,6 @@ command goes on later. The third ends the process at once. SIGTERM and SIGHUP ar
 later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

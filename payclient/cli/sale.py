@@ -1,7 +1,5 @@
 """`payclient sale` and `payclient prepare`: one charge, one payment form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Annotated, Any, Literal

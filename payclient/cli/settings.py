@@ -1,7 +1,5 @@
 """Options that several commands share, and what the commands make of them and of the environment."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence

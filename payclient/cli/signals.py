@@ -1,7 +1,5 @@
 """Handlers of signals, for as long as a command waits."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """`payclient simulate`: the simulated service, until it is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A statement of the service or the bank: its columns, its lines, and the words that say what was paid."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

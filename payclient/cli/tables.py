@@ -1,7 +1,5 @@
 """Tables as CSV, JSONL and .xlsx, with no cell that a spreadsheet takes for a formula; and reading a report back."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

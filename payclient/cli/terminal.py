@@ -4,8 +4,6 @@ Writing never fails and never waits: a reader that has gone, a full disk behind 
 terminal that is stopped hold up no run.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

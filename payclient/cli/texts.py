@@ -3,8 +3,6 @@
 Logs, exceptions and what machines read are English everywhere.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

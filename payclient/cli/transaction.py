@@ -1,7 +1,5 @@
 """`payclient status`, `confirm`, `cancel` and `reverse`: one request about one transaction."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ Every bad row is named by line, column and reason, and no value is repeated: cel
 coerced, rounded or guessed. Read `records` (files -> cells), `format` (what columns mean), `cells` (cells -> values).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

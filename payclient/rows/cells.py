@@ -1,7 +1,5 @@
 """One cell -> one value, or an error. Nothing is coerced, rounded or guessed, and no error repeats a value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta

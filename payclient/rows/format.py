@@ -1,7 +1,6 @@
 """The options that describe a file, and the meaning of the names of its columns."""
 
-# Without `from __future__ import annotations`: cyclopts reads the types of inherited options, and cannot look up names
-# in the module of the base class.
+# No `from __future__ import annotations`: cyclopts could not look up the types of inherited options.
 import codecs
 import re
 import unicodedata

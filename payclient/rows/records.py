@@ -1,7 +1,5 @@
 """Files -> records of cells: CSV as spreadsheets and programs write it, the spreadsheets' own files, and JSONL."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -1,7 +1,5 @@
 """For aiohttp.web: the tracker lives in a `cleanup_ctx`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 

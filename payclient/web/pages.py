@@ -4,8 +4,6 @@ Nothing is loaded from elsewhere, and nothing inline is allowed but the style be
 whose own policy forbids those too (`default-src 'self'`) serves both as files: `assets`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 The answer is the same whatever came, so that nothing can be probed, and it says nothing about a payment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import traceback

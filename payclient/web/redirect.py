@@ -4,8 +4,6 @@ Measured in Chromium: an HTTP 200 page under `Referrer-Policy: origin` that move
 answered by a 303 with that header does not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Set
 from html import escape

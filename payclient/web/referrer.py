@@ -3,8 +3,6 @@
 The forms ask which site the customer comes from; a page whose policy hides it leads to "access denied".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit

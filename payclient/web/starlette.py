@@ -1,7 +1,5 @@
 """For Starlette, and for FastAPI, which is one: the tracker lives in the lifespan."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 

@@ -12,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.web.customer import MaySee, order_status, redirect_page
 from payclient.web.pages import ASSETS, Language, Page, health_page
 from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
-from payclient.web.redirect import redirect_page
-from payclient.web.sale_page import MaySee, order_status
 
 
 def tracker_lifespan(

@@ -18,11 +18,10 @@ from django.urls import URLPattern, path
 from payclient.errors import PayError, UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.web.customer import MaySee, order_status, redirect_page
 from payclient.web.pages import ASSETS, Language, Page, health_page
 from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
-from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
-from payclient.web.sale_page import MaySee, order_status
 
 _KEY = "payclient.tracker"
 

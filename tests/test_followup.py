@@ -236,7 +236,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
     amount, or by two "not found" that are late and far enough apart, under the token that sent it.
     """
     credentials = Credentials(b"k" * 32)
-    reader, ask, now = AnswerReader(rules, credentials), follow(rules, kept), 0.0
+    ask, now = follow(rules, kept), 0.0
     absences: list[float] = []
     for seconds, token, answer in answers:
         now += seconds
@@ -248,16 +248,17 @@ def test_nothing_but_a_word_or_a_proof_decides(
             assert ask.record.state.paid is None
             continue
         query = rules.next_query(ask, now)
+        reader = AnswerReader(rules, credentials, ask, query, now, now, token)
         if answer is None:
-            reading = reader.not_found(ask, query, now, now, token)
+            reading = reader.not_found()
             if query.candidate_id is None and credentials.can_see(ask.record, token):
                 absences.append(now)
         else:
-            reading = reader.report(ask, query, answer, now, now, token)
+            reading = reader.report(answer)
             absences = []
             if reading.needs_second_query:
                 assert reading.events == []
-                reading = reader.all_transactions(ask, query, answer, now, now, token)
+                reading = reader.all_transactions(answer)
         for event in reading.events:
             try:
                 after = advance(ask.record, event)

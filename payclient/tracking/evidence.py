@@ -199,27 +199,33 @@ def _event_of(
 # --- Status queries
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class AnswerReader:
-    """Reads the answers to status queries. `credentials` None: the source is not the session, but the user's own."""
+    """Reads one answer to a status query.
+
+    - `credentials`: None where the source is not the session, but the user's own.
+    - `now`, `at`: When the answer came, in monotonic and in UTC seconds.
+    - `token`: The digest of the token that it came under.
+    """
 
     policy: Policy
     credentials: Credentials | None
+    ask: Followed
+    query: TransactionRef
+    now: float
+    at: float
+    token: bytes
 
-    def report(
-        self, ask: Followed, query: TransactionRef, report: StatusReport, now: float, at: float, token: bytes
-    ) -> Reading:
-        """Read a report. `now` is monotonic, `at` UTC; `token` is the digest of the token that it came under."""
-        record, candidate_id = ask.record, query.candidate_id
+    def report(self, report: StatusReport) -> Reading:
+        """Read a report."""
+        ask, record, candidate_id = self.ask, self.ask.record, self.query.candidate_id
         named = report.client_transaction_id
-        if self._is_unbound(record, report) and not self._can_see(record, token):
-            # What was found may be an order of another account, of the same id, amount and currency.
-            what = "found under other credentials than those that sent it"
-            reading = self._conflict(ask, what, at)
+        if self._may_be_of_another_account(report):
+            reading = self._conflict("found under other credentials than those that sent it")
             reading.warning = UNDER_ANOTHER
             return reading
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            return _drop_candidate(ask, candidate_id, at)
+            return self._drop_candidate(candidate_id)
         ask.missing_since = ask.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
@@ -229,80 +235,73 @@ class AnswerReader:
             candidate_id=None if self.credentials is None else candidate_id,
         )
         if mismatch:
-            return self._conflict(ask, mismatch, at)
+            return self._conflict(mismatch)
         if self.credentials is not None and record.kind == "sale" and named is not None:
-            self.credentials.learn(record, report.transaction_id, token)
-        if self._needs_second(record, query, report, token):
+            self.credentials.learn(record, report.transaction_id, self.token)
+        if self._needs_second(report):
             return Reading(needs_second_query=True)
-        return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
+        return self._verdict(report, report.transaction_id or candidate_id)
 
-    @staticmethod
-    def _is_unbound(record: Record, report: StatusReport) -> bool:
-        """Return whether a report would decide an ask to which only the client transaction id ties it.
+    def _may_be_of_another_account(self, report: StatusReport) -> bool:
+        """Return whether a report would decide, and may be about an order of the same id, amount and currency.
 
         A payment of a form decides nothing here: its confirmation ties it to the form.
         """
+        record = self.ask.record
         would_decide = record.kind == "sale" or report.state == "Cancelado"
-        return would_decide and record.transaction_id is None and bool(record.credentials)
+        is_tied = record.transaction_id is not None or not record.credentials
+        return would_decide and not is_tied and not self._can_see()
 
-    def _can_see(self, record: Record, token: bytes) -> bool:
+    def _can_see(self) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
-        return self.credentials is None or self.credentials.can_see(record, token)
+        return self.credentials is None or self.credentials.can_see(self.ask.record, self.token)
 
-    def _needs_second(
-        self, record: Record, query: TransactionRef, report: StatusReport, token: bytes
-    ) -> bool:
+    def _needs_second(self, report: StatusReport) -> bool:
         """Return whether an answer by transaction id decides only after a query by client transaction id.
 
         A cancelled transaction may have a paid one beside it, and a number alone may be another account's too.
         """
-        by_id = self.policy.by_transaction_id and (record.transaction_id or query.candidate_id) is not None
+        record = self.ask.record
+        by_id = (
+            self.policy.by_transaction_id and (record.transaction_id or self.query.candidate_id) is not None
+        )
         is_settled = record.state.decided and record.state is not State.ACCEPTED
         if is_settled or not by_id or not self.policy.proves_absence:
             return False
         if report.state == "Aceptado":
-            return report.client_transaction_id is None and not self._can_see(record, token)
+            return report.client_transaction_id is None and not self._can_see()
         return report.state == "Cancelado"
 
-    def all_transactions(
-        self,
-        ask: Followed,
-        query: TransactionRef,
-        report: StatusReport | None,
-        now: float,
-        at: float,
-        token: bytes,
-    ) -> Reading:
-        """Read the answer to a second query, by client transaction id; the first, `query`, went by transaction id.
+    def all_transactions(self, report: StatusReport | None) -> Reading:
+        """Read the answer to a second query, by client transaction id; `query` is the first, by transaction id.
 
         The first decides nothing alone: another transaction of the same client transaction id may be paid, or open.
         A reading without an event decides nothing yet, and the ask is queried again.
         """
-        transaction_id = ask.record.transaction_id or query.candidate_id
+        record = self.ask.record
+        transaction_id = record.transaction_id or self.query.candidate_id
         # "Not found", and what would undo ACCEPTED, counts only under a token that finds what this attempt created.
-        needs_sight = report is None or ask.record.state is State.ACCEPTED
-        if needs_sight and not self._can_see(ask.record, token):
+        if (report is None or record.state is State.ACCEPTED) and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.
-            if now < ask.begun + self.policy.absent_after:
+            if self.now < self.ask.begun + self.policy.absent_after:
                 return Reading()
             report = StatusReport(state="Cancelado")
-        elif report.state == "Cancelado" and self._can_see(ask.record, token):
+        elif report.state == "Cancelado" and self._can_see():
             report = attrs.evolve(report, transaction_id=None, others=())  # all of them are cancelled
         else:
             transaction_id = report.transaction_id
-        if mismatch := find_mismatch(ask.record, report):
-            return self._conflict(ask, mismatch, at)
-        return self._verdict(ask, report, transaction_id, now, at)
+        if mismatch := find_mismatch(record, report):
+            return self._conflict(mismatch)
+        return self._verdict(report, transaction_id)
 
-    def _verdict(
-        self, ask: Followed, report: StatusReport, transaction_id: int | None, now: float, at: float
-    ) -> Reading:
+    def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
         """Return what a report that is ours means for the ask, and keep the report."""
-        if report.state == "Aceptado" and self.policy.may_be_given_back(ask, now):
+        ask = self.ask
+        if report.state == "Aceptado" and self.policy.may_be_given_back(ask, self.now):
             return Reading(report=report, is_about_ask=True)
-        reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
+        reading = verdict(ask.record, report, transaction_id, self.at, self.policy.sale_window)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
@@ -310,40 +309,47 @@ class AnswerReader:
             reading.warning = "the service says a state that the profile does not map (status.states)"
         return reading
 
-    def _conflict(self, ask: Followed, mismatch: str, at: float) -> Reading:
+    def _conflict(self, mismatch: str) -> Reading:
         """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""
-        if mismatch == ask.conflict:
+        if mismatch == self.ask.conflict:
             return Reading()
-        ask.conflict = mismatch
-        return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
+        self.ask.conflict = mismatch
+        return Reading([Conflicted(at=self.at, what=mismatch)], conflict=mismatch)
 
-    def not_found(self, ask: Followed, query: TransactionRef, now: float, at: float, token: bytes) -> Reading:
+    def _drop_candidate(self, candidate_id: int) -> Reading:
+        """Note that a transaction id is another's, and return the event; a decided ask needs no event."""
+        self.ask.about(candidate_id).is_another = True
+        if self.ask.record.state.decided:
+            return Reading()
+        what = f"transaction {candidate_id} is another's"
+        return Reading([Conflicted(at=self.at, what=what, candidate_id=candidate_id)])
+
+    def not_found(self) -> Reading:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
+        ask, now, can_see = self.ask, self.now, self._can_see()
         ask.report = None
-        can_see = self._can_see(ask.record, token)
-        reading = Reading(is_about_ask=can_see)
         if ask.record.kind == "form":
-            return reading  # a form that nobody has paid yet may well be not found
-        if not can_see:
-            reading.warning = UNDER_ANOTHER
+            return Reading(is_about_ask=can_see)  # a form that nobody has paid yet may well be not found
+        reading = Reading(is_about_ask=can_see, warning=None if can_see else UNDER_ANOTHER)
         if not may_be_absent(ask.record):
             # A sale that was created, and is not found for longer than is tolerated, is one event.
             if ask.missing_since is None:
                 ask.missing_since = now
             elif now - ask.missing_since > MISSING * self.policy.scale:
                 ask.missing_since = float("inf")
-                reading.events.append(Conflicted(at=at, what="not found"))
+                reading.events.append(Conflicted(at=self.at, what="not found"))
             return reading
         if not can_see:
             return reading
-        if query.candidate_id is not None:
-            ask.about(query.candidate_id).missing_at = now
+        if self.query.candidate_id is not None:
+            ask.about(self.query.candidate_id).missing_at = now
             return Reading()
-        return self._absence(ask, now, at)
+        return self._absence()
 
-    def _absence(self, ask: Followed, now: float, at: float) -> Reading:
+    def _absence(self) -> Reading:
         """Return the proof that nothing was created, at the second "not found" that is late and far enough apart."""
-        policy, candidates = self.policy, ask.record.candidate_ids
+        ask, policy, now = self.ask, self.policy, self.now
+        candidates = ask.record.candidate_ids
         if not policy.proves_absence or now < ask.begun + policy.absent_after:
             return Reading()
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
@@ -354,18 +360,9 @@ class AnswerReader:
             ask.absent_at = now
         elif now - ask.absent_at >= BETWEEN_PROOFS * policy.absent_after:
             if ask.all_missing():
-                return Reading([ProvenAbsent(at=at, candidate_ids=candidates)])
+                return Reading([ProvenAbsent(at=self.at, candidate_ids=candidates)])
             ask.absent_at = None
         return Reading()
-
-
-def _drop_candidate(ask: Followed, candidate_id: int, at: float) -> Reading:
-    """Note that a transaction id is another's, and return the event; a decided ask needs no event."""
-    ask.about(candidate_id).is_another = True
-    if ask.record.state.decided:
-        return Reading()
-    what = f"transaction {candidate_id} is another's"
-    return Reading([Conflicted(at=at, what=what, candidate_id=candidate_id)])
 
 
 # --- Forms that came back

@@ -59,7 +59,6 @@ class StatusQueries:
         self._policy = poller.policy
         self.source: StatusSource | None = source
         self.credentials: Credentials = Credentials(poller.asks.ledger.digest_key)
-        self._reader = AnswerReader(poller.policy, self.credentials if source is None else None)
         #: The share of recent queries that brought no answer.
         self._failed = 0.0
         #: When the first 401 came after the last answer; infinity: none did.
@@ -78,12 +77,12 @@ class StatusQueries:
         if not answered or _is_overtaken(ask, query, was_paid=was_paid):
             return None
         if report is None:
-            reading = self._reader.not_found(ask, query, *self._moment())
+            reading = self._reader(ask, query).not_found()
         else:
             said = report
             if ask.record.kind == "form":
                 report = self._poller.confirmer.pending_until_confirmed(ask.record, said)
-            reading = self._reader.report(ask, query, report, *self._moment())
+            reading = self._reader(ask, query).report(report)
             reading.is_about_ask &= report is said  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
             # Another transaction of the same client transaction id may be paid, or open.
@@ -93,13 +92,15 @@ class StatusQueries:
                 answered, report = await self._request(ask, by_client_id)
             if not answered or _is_overtaken(ask, query, was_paid=was_paid):
                 return None
-            reading = self._reader.all_transactions(ask, query, report, *self._moment())
+            reading = self._reader(ask, query).all_transactions(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
         return reading.report
 
-    def _moment(self) -> tuple[float, float, bytes]:
-        """Return monotonic and UTC time, and the digest of the token that the last request was signed with."""
-        return self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
+    def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:
+        """Return the reader of an answer that came just now."""
+        credentials, clock = self.credentials if self.source is None else None, self._clock
+        now, at = clock.monotonic(), clock.time()
+        return AnswerReader(self._policy, credentials, ask, query, now, at, SIGNED_WITH.get())
 
     async def _request(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
         """Make one status request. Return whether an answer came, and the report (None: "not found")."""

@@ -25,7 +25,7 @@ from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
 from payclient.tracking.evidence import AnswerReader, Credentials, Reading
-from payclient.tracking.followup import Followed, Policy, TransactionRef
+from payclient.tracking.followup import Followed, Policy
 from payclient.tracking.forms import Forms
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.outcomes import Outcome
@@ -190,25 +190,22 @@ def _believe_a_namesake() -> list[Patch]:
     """What is found is ours, whoever's token found it."""
     shipped = AnswerReader.report
 
-    def report(self: AnswerReader, *answer: Any) -> Reading:
+    def read(self: AnswerReader, report: payclient.StatusReport) -> Reading:
         with patch.object(Credentials, "can_see", _always):
-            return shipped(self, *answer)
+            return shipped(self, report)
 
-    return [(AnswerReader, "report", report)]
+    return [(AnswerReader, "report", read)]
 
 
 def _one_of_several_decides() -> list[Patch]:
     """A cancelled transaction is the whole story, whatever else its client transaction id has."""
     shipped = AnswerReader.report
 
-    def read(
-        self: AnswerReader, ask: Followed, query: TransactionRef, report: payclient.StatusReport,
-        now: float, at: float, token: bytes,
-    ) -> Reading:  # fmt: skip
-        reading = shipped(self, ask, query, report, now, at, token)
+    def read(self: AnswerReader, report: payclient.StatusReport) -> Reading:
+        reading = shipped(self, report)
         if not reading.needs_second_query:
             return reading
-        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, now, at)
+        return self._verdict(report, self.ask.record.transaction_id or self.query.candidate_id)
 
     return [(AnswerReader, "report", read)]
 

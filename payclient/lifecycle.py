@@ -292,8 +292,9 @@ def advance(record: Record, event: Event) -> Record:
             changes["decided_at"] = None
         if isinstance(event, Found):
             changes["reason"] = event.reason
-            # What is given back keeps the receipt of its approval.
-            if record.state not in PAID:
+            is_another = isinstance(event, FoundAccepted) and event.instead_of is not None
+            # What is given back keeps the receipt of its approval, unless another transaction is paid in its place.
+            if is_another or record.state not in PAID:
                 changes["receipt"] = event.receipt
     elif isinstance(event, FoundAccepted):  # another transaction is paid in the place of the one before
         changes["receipt"] = event.receipt

@@ -464,6 +464,22 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
 
 
+async def test_a_forged_candidate_of_a_refused_sale_is_not_believed_of_a_users_own_source(
+    service: Lagging,
+) -> None:
+    """It goes by the id that was named, and does not say whose it is: the next attempt was not sent, and was "paid"."""
+
+    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
+        return payclient.StatusReport(state="Aceptado", transaction_id=reference.candidate_id)
+
+    service.scripts = [refuses(22)]
+    async with tracking(service, status=source) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint(777))
+        await error_of(payclient.NotSentError, tracker.sale(sale()))
+        assert (await pending_of(tracker)).outcome.paid is False
+
+
 async def test_an_old_handle_takes_no_name_from_the_next_attempt(service: FakeService) -> None:
     """It was made as the first attempt was being sent, and checked as nobody answered: the name is the second one's."""
     first, second = Held(refuses(22)), Gate()

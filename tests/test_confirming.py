@@ -622,6 +622,15 @@ async def test_after_a_withdrawal_that_is_not_acknowledged_the_status_tells(
         assert (outcome.paid, outcome.state) == (paid, State.ACCEPTED if paid else State.PENDING)
 
 
+async def test_a_withdrawal_takes_no_longer_where_a_push_lives_for_a_day(service: FakeService) -> None:
+    """The queries after it are seconds apart: `cancel` took a quarter of an hour."""
+    profile = attrs.evolve(PROFILE, sale_window=86_400.0, absent_after=172_800.0)
+    async with selling(service, profile=profile) as (tracker, pending):
+        service.cancel_scripts = [reset]
+        assert (await passing(service, tracker.cancel(pending))).paid is None
+        assert service.clock.monotonic() < 10
+
+
 @pytest.mark.parametrize("said", [lambda: refusal(20, status=404), lambda: answer(401, {"message": "no"})])
 async def test_another_refusal_of_a_withdrawal_is_raised(service: FakeService, said: Said) -> None:
     """Nothing was withdrawn, and the sale is still followed."""

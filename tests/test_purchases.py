@@ -189,6 +189,20 @@ async def test_an_expired_push_is_open_until_its_last_query_says_more(
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_word_of_a_users_own_source_that_is_none_of_the_three_says_nothing(
+    service: FakeService,
+) -> None:
+    """It passes on the service's own word, which may mean "paid"."""
+    word: Any = "Approved"
+
+    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
+        return payclient.StatusReport(state=word, transaction_id=reference.transaction_id)
+
+    async with selling(service, purchase="cart", status=source) as (tracker, pending):
+        assert (await outcome_of(service, pending)).paid is None
+        await held_by(tracker, "cart")
+
+
 async def test_a_refused_ask_queries_what_holds_its_purchase(service: FakeService) -> None:
     """The service was silent at the last query: it is asked again as somebody wants to pay, an hour before its time."""
     async with selling(service, purchase="cart") as (tracker, pending):

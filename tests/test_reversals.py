@@ -304,13 +304,15 @@ async def test_a_query_on_its_way_does_not_tell_what_a_refused_reversal_did(serv
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
     """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
     service.scripts = [posted(1, FakeService.take)]
-    async with tracking(service, profile=PROFILE) as tracker:
+    profile = attrs.evolve(PROFILE, receipt_fields=("transactionId",))
+    async with tracking(service, profile=profile) as tracker:
         service.clock.call_at(1.0, service.decide, "Aceptado", 1000)
         assert (await tracker.reverse(await paid(service, tracker))).paid is not False
         await collected_by(tracker, "cart")
         await service.clock.advance(700)
         there = await pending_of(tracker)
         assert (there.outcome.paid, there.transaction_id) == (True, 1000)
+        assert there.outcome.receipt == {"transactionId": 1000}
         assert (await tracker.reverse(there)).state is State.REVERSED
     assert service.reversals == [1001, 1000]
 

@@ -25,6 +25,7 @@ from payclient.events import Evidence, Lost, Refused
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
+from payclient.profile import STATE_WORDS
 from payclient.tracking.evidence import (
     UNDER_ANOTHER,
     AnswerReader,
@@ -196,14 +197,16 @@ def _alarm(record: Record, reading: Reading) -> None:
 
 
 def _storable(report: StatusReport) -> StatusReport:
-    """Return a report of a user's own source with only what may be kept of its receipt and reason."""
+    """Return a report of a user's own source with only what may be kept of its state, receipt and reason."""
     receipt = {
         name: value
         for name, value in report.receipt.items()
         if type(name) is str and type(value) in (str, int) and not is_personal(name)
     }
     reason = report.reason if type(report.reason) is str else None
-    return attrs.evolve(report, receipt=receipt, reason=reason)
+    # The service's own word, which no profile maps here, is no verdict.
+    state = report.state if report.state in STATE_WORDS else None
+    return attrs.evolve(report, state=state, receipt=receipt, reason=reason)
 
 
 class Refusals:
@@ -295,7 +298,9 @@ class Refusals:
             queried_id = None if own_source else candidate_id
             if report is None:
                 continue
-            if find_mismatch(before, report, must_name_ours=queried_id is not None, candidate_id=queried_id):
+            if find_mismatch(
+                before, report, must_name_ours=candidate_id is not None, candidate_id=queried_id
+            ):
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")

@@ -93,7 +93,7 @@ async def _check(poller: Poller, record: Record) -> Outcome:
         if outcome.state.decided:
             break
         # A query a second for a sale at most: one may have been made just before.
-        await sleep(poller.clock, seconds * poller.policy.scale)
+        await sleep(poller.clock, seconds * poller.policy.least_gap)
         outcome = await poller.check(record)
     return outcome
 

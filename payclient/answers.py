@@ -4,8 +4,6 @@ The document shows no HTTP statuses (§4.4), so an answer is judged by the shape
 whatever the status, the headers and the body are.
 """
 
-from __future__ import annotations
-
 import datetime
 import email.utils
 import enum
@@ -102,7 +100,7 @@ SALE_ANSWERS: Rows = (
 )
 
 #: The class of a refusal (§7). The first condition that holds decides.
-REFUSAL_CLASSES: tuple[tuple[Callable[[Answer], object], type[RefusedError]], ...] = (
+REFUSAL_CLASSES: tuple[tuple[Callable[["Answer"], object], type[RefusedError]], ...] = (
     (lambda a: a.error_code and a.is_busy, CustomerBusyError),
     (lambda a: a.error_code == 800, ValidationFailedError),
     (lambda a: a.error_code == 22, NotCreatedError),

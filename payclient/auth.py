@@ -1,7 +1,5 @@
 """The service's address and the token that goes with every request (§5), checked."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

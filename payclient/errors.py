@@ -31,8 +31,6 @@ None holds a token, personal data of yours or an object of aiohttp, and each sur
 into its own messages is kept, bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The events that may happen to an attempt, and what each rests on. `lifecycle` has the states that follow."""
 
-from __future__ import annotations
-
 import enum
 from typing import ClassVar
 

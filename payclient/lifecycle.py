@@ -41,8 +41,6 @@ decides.
 Clocks and notifications are attributes of the record, not states: hints are taken by every state and change none.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping
 from operator import attrgetter

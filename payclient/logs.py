@@ -1,7 +1,5 @@
 """Log records, each with a stable event name and the id of its charge, as the guide `logs` lists them."""
 
-from __future__ import annotations
-
 import logging
 from typing import Literal
 

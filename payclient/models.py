@@ -4,8 +4,6 @@ Field names are the service's in snake case. A request checks itself when it is 
 shows a person's data, a link or a whole answer. What only a profile knows is checked by the session.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType

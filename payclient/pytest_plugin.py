@@ -5,8 +5,6 @@ runs in a thread of its own, so the tests may run under pytest-asyncio, under an
 Starlette's TestClient. (PYTEST_DONT_REWRITE: it asserts nothing, so who imports `PayService` for a type is not warned.)
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar, cast

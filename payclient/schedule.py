@@ -7,8 +7,6 @@ so now. `benchmarks/schedule_table.py` computes that spread for the customers pr
 (lognormal, sigma 1.1), and 12 of 100 never do.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from bisect import bisect_right

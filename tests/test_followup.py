@@ -27,6 +27,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from payclient.models import StatusReport
+from payclient.profile import ServiceProfile, StatusProfile
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
 from payclient.tracking.evidence import AnswerReader, Credentials, read_confirmation, read_form
 from payclient.tracking.followup import NOTIFIED_DELAYS, Followed, Policy
@@ -40,11 +41,13 @@ CREDENTIALS = Credentials(b"k" * 32)
 def policy(
     schedule: Schedule | None = None, *, can_query: bool = True, by_client: bool = True, by_id: bool = True
 ) -> Policy:
-    return Policy(
-        schedule or Attentive(), can_query=can_query, proves_absence=can_query and by_client,
-        by_transaction_id=can_query and by_id, by_client_id=by_client, sale_window=WINDOW,
-        form_window=600.0, total_timeout=30.0, absent_after=600.0,
-    )  # fmt: skip
+    status = StatusProfile(
+        by_transaction_id="/{transaction_id}" if by_id else None,
+        by_client_transaction_id="/{client_transaction_id}" if by_client else None,
+        state_field="state",
+    ) if by_id or by_client else None  # fmt: skip
+    profile = ServiceProfile(name="test", status=status if can_query else None)
+    return Policy(profile, schedule or Attentive(), 30.0, own_source=False)
 
 
 def record(kind: str = "sale", state: State = State.PENDING) -> Record:

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
@@ -242,68 +242,45 @@ def backoff(ask: Followed) -> float:
     return float(1 << min(ask.failures, MOST_DOUBLINGS))
 
 
-@attrs.define(eq=False)
 class Policy:
     """When one tracker's asks are queried, and by which id."""
 
-    schedule: Schedule
-    #: Whether a status can be queried at all.
-    can_query: bool
-    #: "Not found" counts as proof only from the profile's own query by client transaction id.
-    proves_absence: bool
-    #: Whether a query can go by a transaction id.
-    by_transaction_id: bool
-    #: Whether a query can go by our own id, which is the only way to find a form.
-    by_client_id: bool
-    sale_window: float
-    form_window: float
-    total_timeout: float
-    absent_after: float
-    #: Seconds from which a paid form was confirmed or is reversed; 0 where the service wants no confirmation.
-    confirm_window: float = 0.0
-    #: The share of recent answers of which a notification came.
-    notified_share: float = 0.0
-    scale: float = attrs.field(init=False)
-    #: Seconds between two queries of one ask, at least.
-    least_gap: float = attrs.field(init=False)
-    #: Seconds in which an ask can be approved, by kind; and from its permit to its end.
-    life: dict[str, float] = attrs.field(init=False)
-    longest_life: dict[str, float] = attrs.field(init=False)
-    #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
-    links_life: float = attrs.field(init=False)
-    #: Seconds from the permit of an ask to its first query, by kind, place in the spread, and notified share.
-    _cached_first_gap: Callable[[str, int, float], float] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.scale = self.sale_window / NORMAL_WINDOW
-        self.least_gap = min(1.0, self.scale)
-        # A form's link may be loaded as late as it is handed out, and then lives once more.
-        self.life = {"sale": self.sale_window, "form": 2 * self.form_window}
-        self.longest_life = {kind: life + self.total_timeout for kind, life in self.life.items()}
-        self.links_life = self.longest_life["form"] + self.confirm_window
-        # All asks at one place of the spread share a gap, which is computed once.
+    def __init__(
+        self, profile: ServiceProfile, schedule: Schedule, total_timeout: float, *, own_source: bool
+    ) -> None:
+        """`own_source`: a user's status source is queried instead of the service."""
+        status = profile.status
+        self._schedule = schedule
+        self.total_timeout = total_timeout
+        self.absent_after: float = profile.absent_after
+        #: Whether a query can go by a transaction id.
+        self.by_transaction_id: bool = own_source or (
+            status is not None and status.by_transaction_id is not None
+        )
+        #: Whether a query of the service can go by our own id, which is the only way to find a form.
+        self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
+        #: Whether a status can be queried at all.
+        self.can_query: bool = self.by_transaction_id or self.by_client_id
+        #: "Not found" counts as proof only from the profile's own query by client transaction id.
+        self.proves_absence: bool = self.by_client_id and not own_source
+        #: The share of recent answers of which a notification came.
+        self.notified_share: float = 0.0
+        self.sale_window: float = profile.sale_window
+        self.form_window: float = profile.form_window
+        self.scale: float = profile.sale_window / NORMAL_WINDOW
+        #: Seconds between two queries of one ask, at least.
+        self.least_gap: float = min(1.0, self.scale)
+        #: Seconds in which an ask can be approved, by kind; and from its permit to its end. A form's link may be loaded
+        #: as late as it is handed out, and then lives once more.
+        self.life: dict[str, float] = {"sale": self.sale_window, "form": 2 * self.form_window}
+        self.longest_life: dict[str, float] = {kind: life + total_timeout for kind, life in self.life.items()}
+        #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
+        self.links_life: float = self.longest_life["form"]
+        if profile.confirm is not None:
+            self.links_life += profile.confirm.window
+        # All asks at one place of the spread share a first gap, which is computed once.
         self._cached_first_gap = lru_cache(2 * SPREAD)(
             lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
-        )
-
-    @classmethod
-    def of(
-        cls, profile: ServiceProfile, schedule: Schedule, total_timeout: float, *, own_source: bool
-    ) -> Self:
-        """Return the policy of a profile; `own_source`: a user's status source is queried instead of the service."""
-        status = profile.status
-        by_client = status is not None and status.by_client_transaction_id is not None
-        return cls(
-            schedule,
-            can_query=own_source or status is not None,
-            proves_absence=by_client and not own_source,
-            by_transaction_id=own_source or (status is not None and status.by_transaction_id is not None),
-            by_client_id=by_client,
-            sale_window=profile.sale_window,
-            form_window=profile.form_window,
-            total_timeout=total_timeout,
-            absent_after=profile.absent_after,
-            confirm_window=0.0 if profile.confirm is None else profile.confirm.window,
         )
 
     def follows(self, record: Record) -> bool:
@@ -459,7 +436,7 @@ class Policy:
 
     def _gap(self, kind: str, age: float, part: float, share: float) -> float:
         slowness = 1 if kind == "sale" else FORM_SLOWNESS
-        gap = slowness * float(self.schedule.gap(age / slowness, part=part, heard=share))
+        gap = slowness * float(self._schedule.gap(age / slowness, part=part, heard=share))
         return gap if gap >= 0.0 else self.least_gap  # NaN too
 
     # --- Which request next

@@ -85,9 +85,8 @@ class Poller:
             )
         elif not isinstance(schedule, Attentive | Fixed | Steps):
             schedule = _UsersSchedule(schedule, profile.sale_window)
-        self.policy: Policy = Policy.of(
-            profile, schedule, session.timeouts.total, own_source=status is not None
-        )
+        own_source = status is not None
+        self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=own_source)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)

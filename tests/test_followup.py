@@ -79,7 +79,7 @@ RECORDS = st.builds(
 def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
     """Looked at whenever it says, an ask is exhausted in time; each look is later than the one before."""
     ask = follow(rules, kept)
-    now = rules.first(ask, 0.0)
+    now = rules.first_look(ask, 0.0)
     assert 0.0 <= now <= ask.expires
     for looks, incident in enumerate([*incidents, *["nothing"] * 500]):
         if incident == "failure":
@@ -94,7 +94,7 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         if rules.can_query:
             rules.next_query(ask, now)
             rules.note_query(ask, now)
-        when = rules.after(ask, now)
+        when = rules.next_look(ask, now)
         if when is None:
             break
         assert now < when < math.inf
@@ -106,7 +106,7 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
     while True:
         if rules.is_over(ask, now):
             ask.record = advance(ask.record, Exhausted(at=now))
-        if (when := rules.recheck(ask, now)) is None:
+        if (when := rules.background_look(ask, now)) is None:
             break
         assert now < when <= ask.expires + 86400.0
         now = when
@@ -120,9 +120,9 @@ def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, 
         if event is not None and kept.state is State.PENDING:
             ask.record = advance(ask.record, event(at=ask.expires))
         ask.exhausted, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
-        assert rules.after(ask, now) is None
+        assert rules.next_look(ask, now) is None
         due = rules.expires_now(ask, now) or rules.is_over(ask, now)
-        assert (rules.recheck(ask, now) is not None) is due
+        assert (rules.background_look(ask, now) is not None) is due
 
 
 def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() -> None:
@@ -137,7 +137,7 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
         ask.note_unanswered(query.candidate_id)
         ask.failures += 1
         ask.queried_at = now
-        now, before = rules.after(ask, now) or 0.0, now
+        now, before = rules.next_look(ask, now) or 0.0, now
         assert now > before
 
 
@@ -147,13 +147,13 @@ def test_what_waits_for_its_query_is_looked_at_all_the_same(rules: Policy, kept:
     ask = follow(rules, kept)
     for line in (0, 3):
         ask.line = line
-        when = rules.look_again(ask, now)
+        when = rules.look_meanwhile(ask, now)
         assert when is not None
         assert when > now or when == ask.expires
         if now < ask.expires:
             assert when <= ask.expires
     ask.exhausted = True
-    assert rules.look_again(ask, max(now, ask.expires)) is None
+    assert rules.look_meanwhile(ask, max(now, ask.expires)) is None
 
 
 @given(POLICIES, RECORDS, st.floats(0.0, 1e5), st.floats(1.0, 60.0))
@@ -173,12 +173,12 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
     ask.notified_queries = 0
     gaps, now = [], 10.0
     for _ in NOTIFIED_DELAYS:
-        when = rules.after(ask, now)
+        when = rules.next_look(ask, now)
         assert when is not None
         gaps.append(when - now)
         now = when
     assert tuple(gaps) == NOTIFIED_DELAYS
-    rules.after(ask, now)
+    rules.next_look(ask, now)
     assert ask.notified_queries is None
 
 

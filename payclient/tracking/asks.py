@@ -187,7 +187,7 @@ class OpenAsks:
             ask.exhausted = not self.policy.can_query  # nothing will ever be queried
             self.due.put(ask, ask.expires if ask.exhausted else AT_ONCE)
         else:
-            self.due.put(ask, self.policy.first(ask, now))
+            self.due.put(ask, self.policy.first_look(ask, now))
 
     def get(self, client_transaction_id: str) -> Record | None:
         """Return the record of an open ask that is followed here; of others the ledger has the newest."""
@@ -209,10 +209,10 @@ class OpenAsks:
 
     def plan_next(self, ask: Followed, now: float) -> None:
         """Plan the next look. Where no query is left, end the waits and plan a background query."""
-        when = self.policy.after(ask, now)
+        when = self.policy.next_look(ask, now)
         if when is None:
             self.wake(ask, exhausted=True)
-            when = self.policy.recheck(ask, now)
+            when = self.policy.background_look(ask, now)
             if self.leases is not None and ask.record.state is State.EXPIRED:
                 seconds = A_YEAR if when is None else when - now
                 self.leases.defer(ask.record.client_transaction_id, seconds)

@@ -168,8 +168,8 @@ class Followed(Scheduled):
         age = now - self.offset - self.record.created_at
         return age if age > 0.0 else 0.0
 
-    def notified_delay(self) -> float | None:
-        """Count a query of the series that a notification began, and return the seconds until it; None: it is over."""
+    def take_notified_delay(self) -> float | None:
+        """Count the next query of the series that a notification began, and return its delay; None: it is over."""
         count = self.notified_queries
         if count is None or count == len(NOTIFIED_DELAYS):
             self.notified_queries = None
@@ -179,7 +179,7 @@ class Followed(Scheduled):
 
     # --- Transaction ids that may be ours
 
-    def candidate(self) -> int | None:
+    def next_candidate(self) -> int | None:
         """Return the candidate id of the next query; None: it goes by the client transaction id.
 
         The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
@@ -191,14 +191,14 @@ class Followed(Scheduled):
 
     def unqueried(self) -> list[int]:
         """Return the candidate ids, without those that were queried since the first proof of absence."""
-        since = float("inf") if self.absent_at is None else self.absent_at
-        named = (each for each in self.record.candidate_ids if each != DROPPED)
-        return [each for each in named if self.about(each).queried_at < since]
+        named = [each for each in self.record.candidate_ids if each != DROPPED]
+        absent_at = self.absent_at
+        return [each for each in named if absent_at is None or self.about(each).queried_at < absent_at]
 
     def all_missing(self) -> bool:
         """Return whether every candidate was "not found" since the first proof of absence."""
-        since = float("inf") if self.absent_at is None else self.absent_at
-        return all(self.about(each).missing_at >= since for each in self.record.candidate_ids)
+        first, candidates = self.absent_at, self.record.candidate_ids
+        return first is not None and all(self.about(each).missing_at >= first for each in candidates)
 
     def about(self, candidate_id: int) -> Candidate:
         """Return what was queried of this candidate."""
@@ -212,7 +212,7 @@ class Followed(Scheduled):
         return found
 
     def note_unanswered(self, candidate_id: int | None) -> None:
-        """Note that the last query had no answer: it proves nothing, and is made again."""
+        """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
         self.recheck_soon = self.record.state.decided
         if candidate_id is not None:
@@ -300,7 +300,7 @@ class Policy:
 
     # --- When next
 
-    def first(self, ask: Followed, now: float) -> float:
+    def first_look(self, ask: Followed, now: float) -> float:
         """Return when an ask is first looked at here. Its id alone decides its place, so that a restart keeps it."""
         spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
         if now >= expires:
@@ -357,11 +357,11 @@ class Policy:
         """Return whether a request to give it back may be on its way, whatever wall clocks say."""
         return ask.record.state is State.REVERSING and now < ask.begun + 2 * self.total_timeout
 
-    def after(self, ask: Followed, now: float) -> float | None:
+    def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""
         if not self.can_query:
             return self._after_unqueried(ask, now)
-        if (delay := ask.notified_delay()) is not None:
+        if (delay := ask.take_notified_delay()) is not None:
             return now + delay * self.scale
         if now < ask.expires:
             gap = self._gap(ask.record.kind, ask.age(now), 1.0, self.notified_share) * backoff(ask)
@@ -391,7 +391,7 @@ class Policy:
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None
 
-    def recheck(self, ask: Followed, now: float) -> float | None:
+    def background_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
@@ -404,22 +404,22 @@ class Policy:
             later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
         return min((when for when in later if when > now), default=None)
 
-    def look_again(self, ask: Followed, now: float) -> float | None:
+    def look_meanwhile(self, ask: Followed, now: float) -> float | None:
         """Return when an ask that waits for its query is looked at all the same; None where nobody waits for it."""
         again = now + LOOK_AGAIN * self.scale
         if now < ask.expires:
             # Not all at the expiry: most asks are decided long before, and the due times would keep them until then.
             return ask.expires if ask.line else min(again, ask.expires)
-        return None if ask.exhausted else max(self.end(ask), again)
+        return None if ask.exhausted else max(self.latest_end(ask), again)
 
     def gives_up(self, ask: Followed, now: float, *, failing: bool) -> bool:
         """Return whether a wait ends though a query is due; `failing`: the service leaves queries unanswered.
 
         What fails for this ask alone ends its wait too, however well the queries of others are answered.
         """
-        return not ask.exhausted and now >= self.end(ask) and (failing or ask.failures >= FAILURES)
+        return not ask.exhausted and now >= self.latest_end(ask) and (failing or ask.failures >= FAILURES)
 
-    def end(self, ask: Followed) -> float:
+    def latest_end(self, ask: Followed) -> float:
         """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""
         if ask.record.state is State.UNKNOWN:
             return max(
@@ -457,17 +457,15 @@ class Policy:
         if record.transaction_id is not None or record.kind != "sale":
             return None
         # A sale that a person accepted is queried by our own id: it may have forged candidates.
-        is_sought = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
-        candidate_id = ask.candidate() if is_sought else None
-        if candidate_id is None:
-            ask.by_client_id_next, ask.client_queried_at = False, now
-            return None
-        ask.by_client_id_next = self.proves_absence
-        if not self.proves_absence:
-            # Candidates alone take turns. `_proof` waits for a query by client transaction id: this one stands for it.
+        by_candidate = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
+        candidate_id = ask.next_candidate() if by_candidate else None
+        if candidate_id is not None:
+            about = ask.about(candidate_id)
+            about.queries, about.queried_at = about.queries + 1, now
+        # The two kinds of query take turns, or candidates alone do: theirs then stands for the one `_proof` waits for.
+        ask.by_client_id_next = candidate_id is not None and self.proves_absence
+        if not ask.by_client_id_next:
             ask.client_queried_at = now
-        about = ask.about(candidate_id)
-        about.queries, about.queried_at = about.queries + 1, now
         return candidate_id
 
     # --- How surely notifications arrive

@@ -252,7 +252,7 @@ class Poller:
         else:
             if now >= ask.expires and policy.gives_up(ask, now, failing=self.queries.is_failing):
                 self.asks.wake(ask, exhausted=True)
-            again = policy.look_again(ask, now)
+            again = policy.look_meanwhile(ask, now)
             if again is not None:
                 self.asks.due.put(ask, again)
             notified = ask.notified_queries is not None

@@ -224,7 +224,7 @@ def _slower_without_end() -> list[Patch]:
     return [
         (RateLimit, "rate_limited", rate_limited),
         (RateLimit, "note_success", note_success),
-        (Policy, "end", lambda self, ask: math.inf),
+        (Policy, "latest_end", lambda self, ask: math.inf),
     ]
 
 
@@ -330,7 +330,7 @@ VARIANTS = {
     "a namesake is believed": Variant(_believe_a_namesake, frozenset({"another account"})),
     # What an answer or a notification named is never asked for.
     "no candidate is asked for": Variant(
-        lambda: [(Followed, "candidate", lambda self: None), (Followed, "all_missing", _always)],
+        lambda: [(Followed, "next_candidate", lambda self: None), (Followed, "all_missing", _always)],
         frozenset({"names"}),
     ),
     # Of the transaction ids that were named only the first is kept.

@@ -46,7 +46,7 @@ def test_of_what_is_due_the_least_tried_comes_first() -> None:
         request = form.next_request(10.0)
         assert request is not None
         assert request.transaction_id == transaction_id
-        form.end_request(10.0, settled=True, wait=0.0)
+        form.end_request(request, 10.0, settled=True, wait=0.0)
     assert form.next_request(10.0) is None
 
 
@@ -58,8 +58,7 @@ def test_one_a_second() -> None:
     while (due := form.due(now)) is not None:
         now = max(now, due)
         times.append(now)
-        form.next_request(now)
-        form.end_request(now, settled=True, wait=0.0)
+        form.end_request(form.next_request(now), now, settled=True, wait=0.0)
     assert times == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -70,8 +69,8 @@ def test_tries_back_off_and_end_with_the_window() -> None:
     while (due := form.due(now)) is not None:
         now = max(now, due)
         times.append(now)
-        form.next_request(now)
-        given_up = form.end_request(now, settled=False, wait=5.0 if len(times) == 1 else 0.0)
+        wait = 5.0 if len(times) == 1 else 0.0
+        given_up = form.end_request(form.next_request(now), now, settled=False, wait=wait)
     assert times[:6] == [0.0, 5.0, 7.0, 11.0, 19.0, 34.0]
     assert given_up
     assert 300.0 < now <= 315.0
@@ -105,13 +104,13 @@ async def test_who_waits_for_one_try_is_woken_once() -> None:
     one, other = form.begin(1, 0.0), form.begin(2, 0.0)
     first, second = one.tried, other.tried
     assert form.next_request(0.0) is one
-    form.end_request(0.0, settled=False, wait=0.0)
+    form.end_request(one, 0.0, settled=False, wait=0.0)
     assert (first.is_set(), second.is_set()) == (True, False)
     third = one.tried
     form.close()
     assert second.is_set()
     assert third.is_set()
-    assert not form.open()
+    assert not form.all_open()
 
 
 # --- What the ledger knows, however long its history

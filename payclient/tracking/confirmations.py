@@ -83,7 +83,7 @@ class Confirmation:
 class ReturnedForm(Scheduled):
     """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
 
-    __slots__ = ("confirmations", "current", "found", "record", "report", "tried_at", "window", "writing")
+    __slots__ = ("confirmations", "found", "record", "report", "tried_at", "window", "writing")
 
     def __init__(self, record: Record, window: float) -> None:
         super().__init__()
@@ -97,14 +97,12 @@ class ReturnedForm(Scheduled):
         self.found: dict[int | None, float] = {}
         #: When the latest request about the form was made.
         self.tried_at: float = NEVER
-        #: The confirmation whose request is in flight.
-        self.current: Confirmation | None = None
         self.report: StatusReport | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is left to make, so that the ledger has all that there is."""
-        busy = self.open() or self.writing or self.task is not None
+        busy = self.all_open() or self.writing or self.task is not None
         return not busy and (self.record.state.decided or not (self.found or self.record.candidate_ids))
 
     @property
@@ -112,20 +110,20 @@ class ReturnedForm(Scheduled):
         """When the next request may be made: one a second."""
         return self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
 
-    def open(self) -> list[Confirmation]:
+    def all_open(self) -> list[Confirmation]:
         """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
 
     def has_room_for(self, transaction_id: int | None) -> bool:
         """Return whether this id may be confirmed: it came before, or few others are open."""
-        return self.has_seen(transaction_id) or len(self.open()) + len(self.writing) < MOST_IDS
+        return self.has_seen(transaction_id) or len(self.all_open()) + len(self.writing) < MOST_IDS
 
     def has_seen(self, transaction_id: int | None) -> bool:
         """Return whether this id came before."""
         return transaction_id in self.confirmations or transaction_id in self.writing
 
-    def unanswered(self, report: StatusReport | None) -> set[int | None]:
-        """Return the transactions whose confirmation has no answer yet, without those that a report names.
+    def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
+        """Return the transactions that may have paid the form, as far as is known, without those that a report names.
 
         The service's list under our own id may lag behind, and another transaction than the reported one may be paid.
         """
@@ -135,28 +133,28 @@ class ReturnedForm(Scheduled):
         }
         return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
 
-    def not_answered(self) -> list[int]:
+    def unanswered(self) -> list[int]:
         """Return the transactions named to this form whose confirmation never had an answer, in the order of time."""
         answered = {each.transaction_id for each in self.confirmations.values() if each.is_answered}
         return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
         """Return the open confirmation of this id; begin one anew, with all its tries, where none is open."""
-        found = self.confirmations.get(transaction_id)
-        if found is None or not found.open:
-            is_new = found is None
-            if is_new and len(self.confirmations) >= 2 * MOST_IDS:
-                self.confirmations = {each.transaction_id: each for each in self.open()}
-            # An id that was tried a moment ago rests, however often it is named. A new id is tried at once, unless
-            # others are open: the form has one request a second then.
-            due = now if is_new else max(now, self.rested_at)
-            if is_new and not self.open():
-                self.tried_at = NEVER
-            on_record = found is not None and found.on_record
-            found = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
-            # In the place of the one before, if any: the order is that of their first coming.
-            self.confirmations[transaction_id] = found
-        return found
+        before = self.confirmations.get(transaction_id)
+        if before is not None and before.open:
+            return before
+        # An id that was tried a moment ago rests, however often it is named. A new id is tried at once, unless others
+        # are open: the form has one request a second then.
+        due = now if before is None else max(now, self.rested_at)
+        if before is None and not self.all_open():
+            self.tried_at = NEVER
+        if before is None and len(self.confirmations) >= 2 * MOST_IDS:
+            self.confirmations = {each.transaction_id: each for each in self.all_open()}
+        on_record = before is not None and before.on_record
+        begun = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
+        # In the place of the one before, if any: the order is that of their first coming.
+        self.confirmations[transaction_id] = begun
+        return begun
 
     def due(self, now: float) -> float | None:
         """Return when the next request is made; None: no request is left."""
@@ -165,11 +163,10 @@ class ReturnedForm(Scheduled):
 
     def next_request(self, now: float) -> Confirmation | None:
         """Return the confirmation to be requested now, and count the try; None: none is open."""
-        self.current = self._next(now)
-        if self.current is not None:
-            self.current.tries += 1
-            self.tried_at = now
-        return self.current
+        following = self._next(now)
+        if following is not None:
+            following.tries, self.tried_at = following.tries + 1, now
+        return following
 
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
@@ -177,7 +174,7 @@ class ReturnedForm(Scheduled):
         The first id that has no answer comes before all others: it may have been carried out, and only one payment of a
         form is confirmed.
         """
-        waiting = self.open()
+        waiting = self.all_open()
         first = next(
             (each for each in waiting if each.transaction_id is not None and not each.is_answered), None
         )
@@ -185,19 +182,19 @@ class ReturnedForm(Scheduled):
             waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
-    def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
+    def end_request(self, current: Confirmation | None, now: float, *, settled: bool, wait: float) -> bool:
         """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
-        current, self.current = self.current, None
         if self.record.state in OVER:
             self.close()
         if current is None or not current.open:
             return False
         scale = self.window / NORMAL_WINDOW
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
-        if settled or current.is_answered or current.transaction_id is None:
-            current.is_answered |= settled
-            current.open = not settled and now - current.begun <= self.window
-        elif all(now - each.begun > self.window for each in self.open()):
+        if settled:
+            current.is_answered, current.open = True, False
+        elif current.is_answered or current.transaction_id is None:
+            current.open = now - current.begun <= self.window
+        elif all(now - each.begun > self.window for each in self.all_open()):
             # The ids that have waited for its answer were not confirmed in time either.
             self.close()
         current.wake()
@@ -205,7 +202,7 @@ class ReturnedForm(Scheduled):
 
     def close(self) -> None:
         """Close every confirmation."""
-        for each in self.open():
+        for each in self.all_open():
             each.open = False
             each.wake()
 
@@ -301,8 +298,8 @@ class Confirmer:
         if not self.confirms or record.state in OVER:
             return report
         if report.state == "Cancelado":
-            waits = self._may_be_paid_by_another(self._form(record), report)
-            return attrs.evolve(report, state="Pendiente") if waits else report
+            is_final = not self._confirm_others(self._form(record), report)
+            return report if is_final else attrs.evolve(report, state="Pendiente")
         if report.state != "Aceptado" or find_mismatch(record, report):
             return report  # it shows no payment of this form
         form = self._form(record)
@@ -330,7 +327,7 @@ class Confirmer:
         of a form is.
         """
         ends = self._asks.closed or not begins
-        for each in (*form.not_answered(), transaction_id):
+        for each in (*form.unanswered(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
             confirmation.open = not ends  # where it ends, the next process finds it in the ledger
         tried = confirmation.tried
@@ -357,7 +354,7 @@ class Confirmer:
         now, at = self._clock.monotonic(), self._clock.time()
         times = []
         for form in self._forms.values():
-            begun = [at - (now - each.begun) for each in form.open() if each.transaction_id is not None]
+            begun = [at - (now - each.begun) for each in form.all_open() if each.transaction_id is not None]
             if begun:
                 # After a restart the confirmation has a new begin here; the service counts on from the old one.
                 noted = form.record.notified_at
@@ -397,7 +394,7 @@ class Confirmer:
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
-        self._plan(form, current, settled, wait)
+        self._end_request(form, current, settled, wait)
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation | None) -> None:
         """Write the transaction id that is confirmed next to the ledger, unless the ledger has it already.
@@ -418,10 +415,12 @@ class Confirmer:
             # What the ledger could not take of a return is written later; of a query it is written with the next try.
             current.on_record = named is Returned or current.transaction_id in form.record.candidate_ids
 
-    def _plan(self, form: ReturnedForm, current: Confirmation | None, settled: bool, wait: float) -> None:
-        """Plan the request after one that was made; forget a form that needs none."""
+    def _end_request(
+        self, form: ReturnedForm, current: Confirmation | None, settled: bool, wait: float
+    ) -> None:
+        """Note that a request has ended, and plan the next one; forget a form that needs none."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
-        given_up = form.end_request(now, settled=settled, wait=wait)
+        given_up = form.end_request(current, now, settled=settled, wait=wait)
         if given_up:
             if current is not None and current.transaction_id is not None:
                 identifier = record.client_transaction_id
@@ -471,19 +470,19 @@ class Confirmer:
             if each.client_transaction_id != cancelled.client_transaction_id
         )
 
-    def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
-        """Return whether a transaction that a report does not name may have paid a form; confirm those not yet seen."""
-        unanswered = form.unanswered(report)
-        for transaction_id in unanswered:
+    def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
+        """Confirm the other transactions that may have paid a form than a report names; return whether any may."""
+        others = form.others_in_doubt(report)
+        for transaction_id in others:
             if not form.has_seen(transaction_id):
                 self._confirm(form, transaction_id)
         self.forget(form)
-        return bool(unanswered)
+        return bool(others)
 
     async def _take(self, form: ReturnedForm, current: Confirmation, reading: Reading) -> bool:
         """Write what an answer means, and return whether that settles the confirmation."""
         current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
-        if current.declined and self._may_be_paid_by_another(form, reading.report):
+        if current.declined and self._confirm_others(form, reading.report):
             return False
         form.report = reading.report or form.report
         if reading.conflict is not None:

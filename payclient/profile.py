@@ -77,15 +77,6 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
-def _is_range(value: object) -> bool:
-    bounds = isinstance(value, tuple) and [type(bound) for bound in value] == [int, int]
-    return bounds and value[0] <= value[1]  # type: ignore[index]  # two integers
-
-
-def _is_refusing(status: object) -> bool:
-    return type(status) is int and 100 <= status <= 599 and status // 100 != 2 and status not in GAVE_UP
-
-
 def _set_of(good: Callable[[Any], object]) -> Callable[[object], bool]:
     return lambda values: isinstance(values, frozenset) and all(map(good, values))
 
@@ -121,7 +112,7 @@ RATE = _must("be a positive number", _is_seconds)
 CODES = _must("be a list of integers", _set_of(_is_int))
 STATUSES = _must(
     "be a list of HTTP statuses without a success, 408, 425 and 499: after those the service may go on",
-    _set_of(_is_refusing),
+    _set_of(lambda it: _is_int(it) and 100 <= it <= 599 and it // 100 != 2 and it not in GAVE_UP),
 )
 FIELDS = _must(
     "list at most 20 fields of a status answer, none with a person's data: names, phones, e-mail addresses, documents, "
@@ -138,7 +129,11 @@ LENGTHS = _must(
     _map_of(_request_fields.__contains__, lambda size: type(size) is int and size > 0),
 )
 RANGES = _must(
-    "map fields of requests to [smallest, largest]", _map_of(_request_fields.__contains__, _is_range)
+    "map fields of requests to [smallest, largest]",
+    _map_of(
+        _request_fields.__contains__,
+        lambda both: isinstance(both, tuple) and [*map(type, both)] == [int, int] and both[0] <= both[1],
+    ),
 )
 SHAPES = _must(
     'map calling codes to phones as customers have them, with # for a digit, such as 593 = "0#########"',
@@ -204,11 +199,9 @@ def _to_mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _to_codes(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Turn keys that are numbers into integers: TOML's keys are texts."""
     is_code = _matches("-?[0-9]{1,9}")
-    return _to_mapping(
-        {int(code) if is_code(code) else code: state for code, state in value.items()}
-        if isinstance(value, Mapping)
-        else value
-    )
+    if isinstance(value, Mapping):
+        value = {int(code) if is_code(code) else code: state for code, state in value.items()}
+    return _to_mapping(value)
 
 
 def _to_set(value: Iterable[Any]) -> frozenset[Any]:

@@ -10,7 +10,6 @@ dots that is not ours may have been pointed at this machine by its owner ("DNS r
 import inspect
 import ipaddress
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib.resources import files
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -22,7 +21,7 @@ from aiohttp import web
 
 from .faults import KINDS, Fault
 from .messages import RefusalError
-from .routes import Answer, Route, json_reply
+from .routes import Route, json_reply
 
 #: The operations that only read, and answer GET as well.
 READ: Final = {
@@ -77,29 +76,24 @@ class ControlApi:
         self._bound_host = bound_host.lower()
 
     def routes(self) -> Iterator[Route]:
-        for verb, path, answer in (
-            ("GET", "/_simulator/{operation}", self._answer),
-            ("POST", "/_simulator/{operation}", self._answer),
-            *(("GET", path, self._get_page) for path in _PAGE_FILES),
-            ("GET", "/_simulator/openapi.json", self._get_openapi),
-        ):
-            yield Route(verb, path, partial(self._answer_ours, answer))
-
-    async def _answer_ours(
-        self, answer: Answer, request: web.BaseRequest, match: Mapping[str, str]
-    ) -> web.StreamResponse:
-        return self._refused(request) or await answer(request, match)
-
-    async def _get_page(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
-        name, content_type = _PAGE_FILES[request.path]
-        text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-        return web.Response(text=text, content_type=content_type, headers=_PAGE_HEADERS)
-
-    async def _get_openapi(self, _: web.BaseRequest, __: Mapping[str, str]) -> web.Response:
-        return json_reply(openapi(type(self._service)))
+        operations = "/_simulator/{operation}"
+        for verb, path in (("GET", operations), ("POST", operations), ("GET", "/")):
+            yield Route(verb, path, self._answer)
 
     async def _answer(self, request: web.BaseRequest, match: Mapping[str, str]) -> web.Response:
-        if (operation := match["operation"]) not in OPERATIONS:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        if request.method == "GET" and request.path in _PAGE_FILES:
+            name, content_type = _PAGE_FILES[request.path]
+            text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+            return web.Response(text=text, content_type=content_type, headers=_PAGE_HEADERS)
+        operation = match["operation"]
+        if request.method == "GET" and operation == "openapi.json":
+            return json_reply(openapi(type(self._service)))
+        return await self._operate(request, operation)
+
+    async def _operate(self, request: web.BaseRequest, operation: str) -> web.Response:
+        if operation not in OPERATIONS:
             raise web.HTTPNotFound
         if request.method == "GET" and operation not in READ:
             raise web.HTTPMethodNotAllowed("GET", ["POST"])

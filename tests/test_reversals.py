@@ -81,6 +81,7 @@ async def test_a_payment_is_given_back(service: Service) -> None:
         pending = await paid(service, tracker)
         outcome = await tracker.reverse(pending)
         assert (outcome.state, outcome.paid, outcome.evidence) == (State.REVERSED, False, Evidence.ANSWER)
+        assert pending.outcome.paid is False
         assert (await tracker.reverse(pending)).state is State.REVERSED
         assert service.reversals == [pending.transaction_id]
         changes = await service.ledger.changes()
@@ -398,7 +399,7 @@ async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCa
         service.decide("Cancelado")
         await service.clock.advance(2)
         outcome = await pending.check()
-        assert (outcome.state, outcome.paid) == (State.REVERSED, False)
+        assert (outcome.state, outcome.paid, pending.state) == (State.REVERSED, False, State.REVERSED)
         assert [each.levelname for each in caplog.records] == ["CRITICAL"]
         service.decide("Aceptado")  # nonsense: it stays given back, and is looked at by a person
         await service.clock.advance(2)

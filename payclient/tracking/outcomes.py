@@ -11,7 +11,7 @@ import attrs
 import orjson
 
 from payclient.clock import cancel_all, within
-from payclient.errors import LedgerUnavailableError, PayError, RefusedError, UsageError
+from payclient.errors import LedgerError, LedgerUnavailableError, PayError, RefusedError, UsageError
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
@@ -215,11 +215,20 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
-        return await self._poller.asks.wait(self._now(), timeout)
+        return await self._learn(await self._poller.asks.wait(self._now(), timeout))
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""
-        return await self._poller.check(self._now())
+        return await self._learn(await self._poller.check(self._now()))
+
+    async def _learn(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, which the handle says too from now on: what is decided was followed no more."""
+        if outcome.state is not self.state:
+            with suppress(LedgerError):
+                newest = await self._poller.asks.ledger.get(self.client_transaction_id)
+                if newest is not None and newest.attempt == self.attempt:
+                    self._record, self._ask = newest, self._poller.asks.follow(newest)
+        return outcome
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:

@@ -218,7 +218,9 @@ class Tracker:
         """
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        return pending.outcome if record is None else await reverse(self._poller, record)
+        if record is None:
+            return pending.outcome
+        return await pending._learn(await reverse(self._poller, record))
 
     async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.

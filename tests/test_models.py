@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import unicodedata
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -346,6 +347,12 @@ def test_the_quick_check_agrees_with_the_exact_one(model: type, base: dict[str, 
         assert faults_of(model, **fields) == faults_of(model, **fields | {text: Text("x")})
 
     agree()
+
+
+def test_the_quick_check_knows_each_control_character() -> None:
+    for character in map(chr, (*range(0x100), 0x2028, 0xD800, 0xDFFF)):
+        is_control = unicodedata.category(character) in ("Cc", "Cs")
+        assert bool(faults_of(LineItem, product_name=f"a{character}")) == is_control, hex(ord(character))
 
 
 @given(_mutated({"bill_to": None, "line_items": None}))

@@ -244,21 +244,21 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
         identifier = attempt.client_transaction_id
-        known, asks = await self._look_up(attempt)
-        found = known
-        if known is not None and known.state is State.REFUSED:
+        before, asks = await self._look_up(attempt)
+        existing = before
+        if before is not None and before.state is State.REFUSED:
             # A sale may exist though it was refused: that is queried first.
-            found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
-        if found is None:
+            existing = await self.refusals.find_refused(before) if attempt.kind == "sale" else None
+        if existing is None:
             try:
-                return await self._send_new(attempt, known, asks)
+                return await self._send_new(attempt, before, asks)
             except PermitDeniedError:
-                found = await self._ledger.get(identifier)
-        if found is None:
+                existing = await self._ledger.get(identifier)
+        if existing is None:
             words = "the ledger refused the permit and holds no attempt"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
-        attempt.check_same(found.digest, found.purchase)
-        return found
+        attempt.check_same(existing.digest, existing.purchase)
+        return existing
 
     async def _look_up(self, attempt: Attempt) -> tuple[Record | None, list[Record]]:
         """Return the newest attempt of the id, and the asks of the purchase."""
@@ -281,7 +281,7 @@ class Attempts:
         except Exception as error:
             if attempt.record is None:
                 raise  # no byte has left
-            return await self._failed(attempt, attempt.record, error, before)
+            return await self._write_failure(attempt, attempt.record, error, before)
         assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
         return await self._asks.write(attempt.record, event)
 
@@ -387,50 +387,50 @@ class Attempts:
             )
         attempt.granted = True
 
-    async def _failed(
+    async def _write_failure(
         self, attempt: Attempt, record: Record, error: Exception, before: Record | None
     ) -> Record:
-        """Write how a send without a good answer ended. Raises the error where nothing was created.
+        """Write how a send without a good answer ended, and return the record of a sale that may exist.
 
-        `before` is the refused attempt of the same id.
+        Raises the error where nothing was created, and for every form: nobody has its links, so that it charges nobody
+        and its caller may prepare another. `before` is the refused attempt of the same id.
         """
-        event: Event
+        if isinstance(error, RefusedError):
+            existing = await self.refusals.find_existing(record, error, before, self._lost(record))
+            if existing is not None:
+                if attempt.kind == "form":
+                    raise error
+                return existing
+        event = self._event_of(error, attempt, record)
+        record = await self._asks.write(record, event)
+        if not isinstance(event, Lost) or attempt.kind == "form":
+            self._plan_queries(record, error)
+            raise error
+        if isinstance(error, ReplayedError):
+            log("error", "answer_conflicted", record.client_transaction_id, "%s", error)
+            record = await self._asks.write(record, Conflicted(at=self._clock.time(), what=str(error)))
+        return record
+
+    def _event_of(self, error: Exception, attempt: Attempt, record: Record) -> Event:
+        """Return the event of a send that ended in an error; our own errors after the permit prove nothing."""
+        at = self._clock.time()
         match error:
             case RefusedError():
-                existing = await self.refusals.find_existing(record, error, before, self._lost(record))
-                if existing is not None:
-                    if attempt.kind == "form":
-                        raise error  # it exists, but its links are not known
-                    return existing
-                event = Refused(
-                    at=self._clock.time(),
+                return Refused(
+                    at=at,
                     error_type=type(error).__name__,
                     error_code=error.error_code,
                     messages=error.user_messages,
                     exists=self.refusals.says_exists(error) or None,
                 )
-            case NotSentError():
-                event = NotSent(at=self._clock.time())
             case OutcomeUnknownError():
-                event = self._lost(record, error.candidate_id)
-            case _ if attempt.granted:
-                # Our own error after the permit proves nothing.
-                identifier = record.client_transaction_id
-                log("error", "send_failed", identifier, "the send failed: %s", type(error).__name__)
-                event = self._lost(record)
-            case _:
-                event = NotSent(at=self._clock.time())  # the ledger failed in the permit: no byte has left
-        # A form whose links nobody has charges nobody: its caller may prepare another.
-        if isinstance(event, Lost) and attempt.kind == "sale":
-            record = await self._asks.write(record, event)
-            if isinstance(error, ReplayedError):
-                identifier = record.client_transaction_id
-                log("error", "answer_conflicted", identifier, "%s", error)
-                record = await self._asks.write(record, Conflicted(at=self._clock.time(), what=str(error)))
-            return record
-        record = await self._asks.write(record, event)
-        self._plan_queries(record, error)
-        raise error
+                return self._lost(record, error.candidate_id)
+            case NotSentError():
+                return NotSent(at=at)
+        if not attempt.granted:
+            return NotSent(at=at)  # the ledger failed in the permit: no byte has left
+        log("error", "send_failed", record.client_transaction_id, "the send failed: %s", type(error).__name__)
+        return self._lost(record)
 
     def _plan_queries(self, record: Record, error: Exception) -> None:
         """Query an attempt that was refused, and may exist all the same."""

@@ -149,14 +149,17 @@ async def _reverse(
     await poller.session.ensure_token()
     total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
     # Twice the total time-out: by then a request that was late on its way has been executed.
-    permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * total)
+    until = wall + 2 * total
+
+    async def note_not_sent() -> None:
+        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=until))
+
     try:
-        record = await asks.ledger.apply(record, permitted)
+        record = await asks.ledger.apply(record, ReversalPermitted(at=wall, expires_at=until))
     except TransitionError:  # another call, or another process, reverses it
         return Outcome.of(await asks.ledger.get(identifier) or record)
     except LedgerError:
-        # Nothing is sent. The permit may have been written all the same: take it back.
-        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=permitted.expires_at))
+        await note_not_sent()  # the permit may have been written all the same
         raise
     if asks.leases is not None:
         asks.leases.permitted(identifier)
@@ -168,22 +171,21 @@ async def _reverse(
             transaction_id=transaction_id, client_transaction_id=client_transaction_id
         )
     except NotSentError:
-        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=permitted.expires_at))
+        await note_not_sent()
         raise
     except RefusedError as refused:
-        refusal = ReversalRefused(
-            at=clock.time(), error_code=refused.error_code, permitted_until=permitted.expires_at
-        )
+        code = refused.error_code
+        refusal = ReversalRefused(at=clock.time(), error_code=code, permitted_until=until)
         # A proxy may have repeated the request: the first gave the money back, and the second was refused.
         outcome = await _check_anew(poller, await asks.write(record, refusal))
         if outcome.state is not State.REVERSED:
             raise
         return outcome
-    except BaseException as error:
+    except (OutcomeUnknownError, asyncio.CancelledError):  # only a tracker that closes cancels it
         asks.follow(record)  # a query tells
-        # Only a tracker that closes cancels it.
-        if isinstance(error, OutcomeUnknownError | asyncio.CancelledError):
-            return Outcome.of(record)
+        return Outcome.of(record)
+    except BaseException as error:
+        asks.follow(record)
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
     if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=False):

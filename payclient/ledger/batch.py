@@ -238,7 +238,7 @@ class Batch:
         row = write.row
         try:
             if write.event is not None:
-                await self._prepare_again(database, write, write.event, attempts, fault)
+                await self._prepare_again(database, write, write.event, attempts)
             elif not may_permit(attempts, write.record):
                 self.answers[write] = False
                 return False
@@ -248,33 +248,28 @@ class Batch:
             self._fail(write, error)
             return False
         write.tries += 1
-        if write.row == row and (fault is not None or write.tries == TRIES):
+        if write.row != row:
+            return True  # it is another write now, after what the ledger has
+        if fault is None and isinstance(write.event, NotSent):
+            # PostgreSQL takes NotSent only from the process that was granted the attempt.
+            self._fail(write, TransitionError("another process was granted this attempt"))
+        elif fault is not None or write.tries == TRIES:
             self._fail(write, fault or LedgerUnavailableError("the ledger did not take this"))
-            return False
-        return True
+        return write not in self.answers
 
     async def _prepare_again(
-        self,
-        database: Database,
-        write: Write,
-        event: Event,
-        attempts: list[Record],
-        fault: LedgerUnavailableError | None,
+        self, database: Database, write: Write, event: Event, attempts: list[Record]
     ) -> None:
         """Prepare the write of an event for the ledger's record, which may be newer than the caller's.
 
         Raises `TransitionError` where that record does not take the event.
         """
-        row = write.row
         write.prepare(event, *moved(attempts, write.record, event))
         record = write.record
         if isinstance(event, Created) and record.credentials:
             key = (event.transaction_id, record.credentials, record.client_transaction_id)
             if await database.fetch("holder", key):
                 raise TransactionTakenError.of(record, event.transaction_id)
-        # PostgreSQL takes NotSent only from the process that was granted the attempt.
-        if write.row == row and isinstance(event, NotSent) and fault is None:
-            raise TransitionError("another process was granted this attempt")
 
     async def _note_overpaid(self, database: Database) -> None:
         """Write the event of each ask that was paid beside another one of its purchase."""

@@ -146,12 +146,17 @@ class FoundCancelled(Found):
 
 
 @attrs.frozen(kw_only=True)
-class ProvenAbsent(Event):
-    """The service answered "not found" twice, late enough."""
+class NothingPaid(Event):
+    """Nothing of the attempt is paid, or will be."""
+
+    #: The transaction ids that had been named to it: none of them may be paid.
+    candidate_ids: tuple[int, ...] = ()
+
+
+class ProvenAbsent(NothingPaid):
+    """The service answered "not found" twice, late enough, and of each id that was named."""
 
     evidence = Evidence.ABSENT
-    #: The transaction ids that were named to it: each was not found either.
-    candidate_ids: tuple[int, ...] = ()
 
 
 class Expired(Event):
@@ -254,22 +259,16 @@ class Returned(Event):
     transaction_id: int | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Abandoned(Event):
-    """The browser came back cancelled, and the service, asked, knows of no payment."""
+class Abandoned(NothingPaid):
+    """The browser came back cancelled, and the service answers a query that it knows of no payment."""
 
     evidence = Evidence.UNPAID
-    #: The transaction ids that had been named to it: none of them may be paid.
-    candidate_ids: tuple[int, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class Withdrawn(Event):
+class Withdrawn(NothingPaid):
     """The service took our withdrawal of a request that nobody answered."""
 
     evidence = Evidence.WITHDRAWN
-    #: The transaction ids that had been named to it: none of them may be paid.
-    candidate_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

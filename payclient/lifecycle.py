@@ -67,6 +67,7 @@ from payclient.events import (
     FoundPending,
     Listed,
     Lost,
+    NothingPaid,
     Notified,
     NotSent,
     Overpaid,
@@ -280,7 +281,7 @@ def advance(record: Record, event: Event) -> Record:
         raise _refusal(record, f"{record.state} does not take {type(event).__name__}") from None
     if words := _overtaken(record, event):
         raise _refusal(record, words)
-    changes = _facts(record, event)
+    changes = _changes(record, event)
     changes["version"] = record.version + 1
     if target is not None:
         changes |= {"state": target, "evidence": event.evidence}
@@ -303,7 +304,7 @@ def _refusal(record: Record, words: str) -> TransitionError:
     return TransitionError(words, client_transaction_id=record.client_transaction_id)
 
 
-def _facts(record: Record, event: Event) -> dict[str, Any]:
+def _changes(record: Record, event: Event) -> dict[str, Any]:
     """Return the attributes that the event changes, its state aside. Raises `TransitionError`."""
     match event:
         case Created():
@@ -321,9 +322,9 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
             return {"expires_at": event.expires_at}
         case FoundPending(expires_at=float(ends)) if record.state is State.UNKNOWN:
             # The network may have held the POST back: the sale may be as young as this report.
-            return _found(record, event) | {"expires_at": max(record.expires_at or 0.0, ends)}
+            return _id_changes(record, event) | {"expires_at": max(record.expires_at or 0.0, ends)}
         case Found():
-            return _found(record, event)
+            return _id_changes(record, event)
         case Notified() | Returned():
             changes: dict[str, Any] = {}
             if record.notified_at is None:
@@ -347,13 +348,13 @@ def _overtaken(record: Record, event: Event) -> str | None:
             return "this was the end of an earlier request to give it back"
         case Reversed() if event.reversed_id not in (None, record.transaction_id):
             return "another transaction is paid in the place of the one that was given back"
-        case ProvenAbsent() | FoundCancelled() | Abandoned() | Withdrawn() if not record.state.decided:
+        case NothingPaid() | FoundCancelled() if not record.state.decided:
             if record.transaction_id is None and not set(record.candidate_ids) <= set(event.candidate_ids):
                 return "a transaction was named meanwhile, and not queried"
     return None
 
 
-def _found(record: Record, event: Found) -> dict[str, Any]:
+def _id_changes(record: Record, event: Found) -> dict[str, Any]:
     """Return what a report changes of the transaction id. Raises `TransitionError` for one of another transaction."""
     if record.transaction_id is None:
         # Only what is paid binds a form: after a declined card, another one pays by another transaction.

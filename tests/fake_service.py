@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -285,11 +286,13 @@ async def events_of(ledger: Ledger, identifier: str = "order-17") -> list[str]:
 _Error = TypeVar("_Error", bound=BaseException)
 
 
-async def error_of(kind: type[_Error], call: Awaitable[object]) -> _Error:
-    """The error of this kind that a call raises; it must raise one."""
+async def error_of(kind: type[_Error], call: Awaitable[object], match: str = "") -> _Error:
+    """The error of this kind that a call raises, with these words; it must raise one."""
     try:
         await call
     except kind as error:
+        if not re.search(match, str(error)):
+            raise AssertionError(f"{match!r} is not in {error}") from error
         return error
     raise AssertionError(f"no {kind.__name__} was raised")
 

@@ -185,8 +185,7 @@ async def test_anothers_transaction_is_no_event_of_a_refused_sale(service: Laggi
     ledger = MemoryLedger()
     service.scripts = [refuses(22)]
     async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
         service.add_sale(2000, clientTransactionId="order-18")
         await tracker.notify(hint(2000))
         await service.clock.advance(5)

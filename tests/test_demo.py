@@ -79,16 +79,11 @@ async def test_a_service_may_forget_expired_transactions() -> None:
 def test_a_simulated_service_speaks_a_profiles_words() -> None:
     """What `simulate --profile` serves: paths, field, words, codes and windows."""
     profile = ServiceProfile(
-        name="shop",
-        nick_name_flag="byUser",
-        duplicate_codes={23},
-        not_found_codes={44},
-        sale_window=7,
-        form_window=8,
+        name="shop", nick_name_flag="byUser", duplicate_codes={23}, not_found_codes={44}, sale_window=7, form_window=8,
         status=StatusProfile(
-            by_transaction_id="/v1/{transaction_id}", state_field="status", states={"Paid": "Aceptado"}
+            by_transaction_id="/v1/{transaction_id}", state_field="status", states={"Paid": "Aceptado"},
         ),
-    )
+    )  # fmt: skip
     settings = settings_of(profile)
     assert settings.status_by_transaction_id == "/v1/{transaction_id}"
     assert settings.status_by_client_transaction_id is None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 import pytest
@@ -17,12 +17,10 @@ from fake_service import FakeService, error_of, hint, pending_of, refuses, sale,
 from payclient.errors import RefusedError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger
-from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.tracking.outcomes import Outcome
-from postgres_server import PostgresServer
 
 T = TypeVar("T")
 
@@ -172,44 +170,11 @@ async def test_a_ledger_that_cannot_be_read_delays_the_feed(
     assert caplog.text.count(UNREADABLE) == 2
 
 
-async def test_the_feed_survives_a_restart_of_postgres(
-    service: FakeService,
-    postgres: PostgresServer,
-    new_database: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
-
-    async def until(true: Any) -> None:
-        while not true():
-            await service.clock.advance(1)
-            await asyncio.sleep(0.01)
-
-    ledger = await payclient.open_ledger(postgres.url(new_database))
-    async with tracking(service, ledger) as tracker:
-        since = 0
-        for number in range(2):
-            await asyncio.to_thread(postgres.stop)
-            coming = asyncio.ensure_future(anext(tracker.outcomes(since)))
-            await in_time(until(lambda: caplog.text.count(UNREADABLE) > number))  # noqa: B023 - at once
-            assert not coming.done()
-            await asyncio.to_thread(postgres.start)
-            name = await paid(service, tracker, number)
-            await in_time(until(coming.done))
-            outcome = await coming
-            assert (outcome.client_transaction_id, outcome.paid) == (name, True)
-            assert outcome.cursor is not None
-            since = outcome.cursor
-    await ledger.aclose()
-
-
 async def test_a_ledger_that_was_closed_ends_the_feed_by_an_error(service: FakeService) -> None:
     """Nothing will ever be read from it again: no silence for ever."""
     async with tracking(service) as tracker:
         await service.ledger.aclose()
-        with pytest.raises(payclient.UsageError, match="closed"):
-            await in_time(anext(tracker.outcomes()))
+        await error_of(payclient.UsageError, in_time(anext(tracker.outcomes())), match="closed")
 
 
 async def test_a_cursor_that_is_no_number_is_an_error(service: FakeService) -> None:
@@ -253,14 +218,6 @@ def at(after: State, record: Record = RECORD, evidence: Evidence = Evidence.QUER
         after=after, evidence=evidence,
     )  # fmt: skip
     return Outcome.at(change, record)
-
-
-@pytest.mark.parametrize("state", State)
-def test_paid_is_the_states(state: State) -> None:
-    """None is "nobody knows", and never "unpaid"."""
-    outcome = Outcome.of(attrs.evolve(RECORD, state=state))
-    assert outcome.paid is state.paid
-    assert (outcome.error is None) == (state is not State.REFUSED)
 
 
 def test_an_outcome_says_what_its_record_says() -> None:

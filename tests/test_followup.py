@@ -12,20 +12,16 @@ from payclient.errors import TransitionError
 from payclient.events import (
     Abandoned,
     Created,
-    Decision,
     Event,
-    Evidence,
     Exhausted,
     Expired,
     Found,
     Lost,
     Notified,
     ProvenAbsent,
-    Recovered,
     Returned,
-    Withdrawn,
 )
-from payclient.lifecycle import TRANSITIONS, Record, State, advance
+from payclient.lifecycle import Record, State, advance
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
@@ -304,15 +300,3 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
         if advance(kept, event).state.paid is True:
             assert report is not None
             assert report.state == "Aceptado"
-
-
-@given(st.sampled_from(list(State)), st.sampled_from(sorted(TRANSITIONS[State.UNKNOWN], key=repr)))
-def test_the_table_lets_only_words_and_proofs_decide(state: State, kind: type[Event]) -> None:
-    """Whatever the state: hints, clocks and losses leave `paid` as it was."""
-    target = TRANSITIONS[state].get(kind)
-    a_persons_word = {Evidence.OPERATOR, Evidence.LISTED}
-    if target is not None and target.paid is not None:
-        words = {Evidence.ANSWER, Evidence.QUERY, Evidence.ABSENT, Evidence.NOT_SENT} | a_persons_word
-        assert kind.evidence in words or kind in (Abandoned, Withdrawn)
-    assert not issubclass(kind, Decision) or kind.evidence in a_persons_word
-    assert kind not in (Recovered, Lost, Expired) or target is None or target.paid is None

@@ -357,18 +357,12 @@ async def test_a_form_that_another_process_never_prepares_is_not_waited_for_with
     ledger = SharedLedger()
     async with crowding(Shop(), ledger=ledger, profile=FORMS) as tracker:
         begun = tracker.clock.time()
-        assert await ledger.permit(
-            Record(
-                client_transaction_id="cart-1",
-                kind="form",
-                purchase="cart",
-                created_at=begun,
-                links_dead_at=begun + 1300,
-            )
-        )
+        record = Record(
+            client_transaction_id="cart-1", kind="form", purchase="cart", created_at=begun, links_dead_at=begun + 1300,
+        )  # fmt: skip
+        assert await ledger.permit(record)
         async with asyncio.timeout(100):
-            with pytest.raises(payclient.PurchaseOpenError):
-                await tracker.live_form("cart", request)
+            await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
 
 
 class Dropping(MemoryLedger):

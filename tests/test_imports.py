@@ -32,17 +32,8 @@ ROW = {name: number for number, names in enumerate(ROWS) for name in names.split
 #: No I/O, no clock, no randomness, no logging.
 CORE = ROWS[0:6]
 WORLD = {
-    "asyncio",
-    "aiohttp",
-    "logging",
-    "random",
-    "time",
-    "secrets",
-    "socket",
-    "threading",
-    "uuid",
-    "sqlite3",
-}
+    "asyncio", "aiohttp", "logging", "random", "time", "secrets", "socket", "threading", "uuid", "sqlite3",
+}  # fmt: skip
 
 #: In no row: the service's stand-in, and what reads it.
 ASIDE = {"simulator", "pytest_plugin"}

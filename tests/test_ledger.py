@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fake_service import record_in
+from fake_service import error_of, record_in
 from payclient.errors import ConfigurationError, LedgerUnavailableError, TransitionError, UsageError
 from payclient.events import (
     Conflicted,
@@ -131,11 +131,9 @@ async def test_only_the_newest_attempt_may_turn_out_to_be_paid(ledger: Ledger) -
     """A refused attempt beside a newer one stays refused, whoever read it before."""
     record = await brought(ledger, State.REFUSED)
     assert await ledger.permit(fresh(attempt=2))
-    with pytest.raises(TransitionError):
-        await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+    await error_of(TransitionError, ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7)))
     second = await ledger.apply(fresh(attempt=2), PATHS[State.REFUSED][0])
-    with pytest.raises(TransitionError):
-        await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+    await error_of(TransitionError, ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7)))
     assert await ledger.get("order-1") == second
     assert (await ledger.apply(second, FoundAccepted(at=NOW + 10))).state is State.ACCEPTED
 
@@ -164,16 +162,12 @@ async def test_what_the_caller_has_wrong(ledger: Ledger) -> None:
     for wrong in (
         fresh(attempt=2), attrs.evolve(fresh(), version=1), attrs.evolve(fresh(), state=State.PENDING),
     ):  # fmt: skip
-        with pytest.raises(TransitionError):
-            await ledger.permit(wrong)
-        with pytest.raises(TransitionError):
-            await ledger.apply(wrong, NotSent(at=NOW))
+        await error_of(TransitionError, ledger.permit(wrong))
+        await error_of(TransitionError, ledger.apply(wrong, NotSent(at=NOW)))
     assert await ledger.get("order-1") is None
     await brought(ledger, State.REFUSED)
-    with pytest.raises(TransitionError):
-        await ledger.permit(fresh(attempt=3))
-    with pytest.raises(TransitionError):
-        await ledger.apply(fresh(attempt=2), NotSent(at=NOW))
+    await error_of(TransitionError, ledger.permit(fresh(attempt=3)))
+    await error_of(TransitionError, ledger.apply(fresh(attempt=2), NotSent(at=NOW)))
 
 
 async def test_apply_is_advance(ledger: Ledger) -> None:
@@ -189,9 +183,8 @@ async def test_apply_is_advance(ledger: Ledger) -> None:
             assert (change.event, change.before, change.after) == (kind.__name__, state, after.state)
             assert (change.at, change.evidence, change.attempt) == (event.at, event.evidence, 1)
         else:
-            with pytest.raises(TransitionError) as caught:
-                await ledger.apply(record, event)
-            assert caught.value.client_transaction_id == name
+            caught = await error_of(TransitionError, ledger.apply(record, event))
+            assert caught.client_transaction_id == name
             assert await ledger.get(name) == record
             assert await ledger.history(name) == history
 
@@ -205,8 +198,7 @@ async def test_apply_to_a_newer_record(ledger: Ledger) -> None:
     assert (after.version, after.notified_at, after.state) == (2, NOW + 1, State.PENDING)
     # Not taken by the record that is held, but by the ledger's.
     assert (await ledger.apply(old, FoundAccepted(at=NOW + 3))).state is State.ACCEPTED
-    with pytest.raises(TransitionError):
-        await ledger.apply(old, Refused(at=NOW + 4, error_type="late"))
+    await error_of(TransitionError, ledger.apply(old, Refused(at=NOW + 4, error_type="late")))
     assert (await ledger.apply(old, Suspected(at=NOW + 5))).version == 4
 
 
@@ -238,6 +230,8 @@ async def test_apply_of_an_older_attempt(ledger: Ledger) -> None:
     await ledger.apply(first, Notified(at=NOW + 5, transaction_id=9))
     newest = await ledger.get("order-1")
     assert newest == fresh(attempt=2)
+    assert await ledger.get_many(["order-1", "order-2", "order-1"]) == {"order-1": newest}
+    assert (await ledger.get_many([]), await ledger.get("order-2")) == ({}, None)
     assert [change.attempt for change in await ledger.history("order-1")] == [1, 1, 2, 1]
 
 
@@ -253,28 +247,6 @@ async def test_a_cancelled_caller_changes_nothing(ledger: Ledger) -> None:
     await asyncio.gather(permit, created, return_exceptions=True)
     found = await record_in(ledger, "order-1")
     assert found.state is State.PENDING
-
-
-async def test_get_many(ledger: Ledger) -> None:
-    await brought(ledger, State.REFUSED, "a")
-    await ledger.permit(fresh("a", attempt=2))
-    await brought(ledger, State.PENDING, "b")
-    found = await ledger.get_many(["a", "b", "c", "a"])
-    assert {key: (record.attempt, record.state) for key, record in found.items()} == {
-        "a": (2, State.SENDING),
-        "b": (1, State.PENDING),
-    }
-    assert await ledger.get_many([]) == {}
-    assert await ledger.get("c") is None
-
-
-async def test_reads_see_what_was_queued_before_them(ledger: Ledger) -> None:
-    permit, found, history = await asyncio.gather(
-        ledger.permit(fresh()), ledger.get("order-1"), ledger.history("order-1")
-    )
-    assert permit
-    assert found == fresh()
-    assert len(history) == 1
 
 
 async def took(
@@ -311,8 +283,7 @@ async def test_one_transaction_answers_one_sale(ledger: Ledger, at_once: bool) -
 async def test_a_transaction_that_was_found_answers_no_other_sale(ledger: Ledger) -> None:
     """The first answer was lost, and its copy answers another Sale: the ledger knows whose it is by a query."""
     await took(ledger, "order-1", *PATHS[State.UNKNOWN], EVENTS[FoundPending])
-    with pytest.raises(TransactionTakenError):
-        await took(ledger, "order-2", EVENTS[Created])
+    await error_of(TransactionTakenError, took(ledger, "order-2", EVENTS[Created]))
 
 
 async def test_a_transaction_answers_two_attempts_of_one_sale(ledger: Ledger) -> None:
@@ -326,8 +297,7 @@ async def test_a_transaction_that_two_sales_have_answers_neither_again(ledger: L
     """Not even the sale that had it first: nobody knows any more whose it is."""
     await took(ledger, "order-1", EVENTS[Created], EVENTS[Expired], EVENTS[DecidedRefused])
     await took(ledger, "order-2", *PATHS[State.UNKNOWN], EVENTS[FoundPending])
-    with pytest.raises(TransactionTakenError):
-        await took(ledger, "order-1", EVENTS[Created], attempt=2)
+    await error_of(TransactionTakenError, took(ledger, "order-1", EVENTS[Created], attempt=2))
 
 
 async def test_unfinished_and_records(ledger: Ledger) -> None:
@@ -488,8 +458,7 @@ def test_another_loop_and_a_child(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     """The ledger belongs to the loop and the process that opened it."""
 
     async def use(ledger: Ledger, words: str) -> None:
-        with pytest.raises(UsageError, match=words):
-            await ledger.get("a")
+        await error_of(UsageError, ledger.get("a"), match=words)
 
     async def main() -> Ledger:
         async with opened(url) as ledger:
@@ -527,8 +496,7 @@ async def test_forgotten(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])
 async def test_unknown_urls(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="memory:, sqlite:PATH or postgresql:"):
-        await open_ledger(url)
+    await error_of(ConfigurationError, open_ledger(url), match="memory:, sqlite:PATH or postgresql:")
 
 
 KEYS = "abcdef"

@@ -107,8 +107,7 @@ async def test_an_archived_attempt_takes_no_event(url: str, tmp_path: Path) -> N
                 FoundAccepted(at=NOW + 9, transaction_id=7),
                 Notified(at=NOW + 9, transaction_id=7),
             ):
-                with pytest.raises(TransitionError, match="archived as cancelled"):
-                    await ledger.apply(seen, event)
+                await error_of(TransitionError, ledger.apply(seen, event), match="archived as cancelled")
         assert await ledger.get("order-1") == archived
 
 
@@ -132,15 +131,13 @@ async def test_what_an_archived_attempt_still_forbids(url: str, tmp_path: Path) 
         await brought(ledger, State.REFUSED, "refused")
     await archive_ledger(url, BEFORE, tmp_path / "archive")
     async with opened(url) as ledger:
-        with pytest.raises(PurchaseHeldError) as held:
-            await ledger.permit(attrs.evolve(fresh("again"), purchase="paid"))
-        assert (held.value.holder.client_transaction_id, held.value.holder.state) == ("paid", State.ACCEPTED)
+        held = await error_of(PurchaseHeldError, ledger.permit(attrs.evolve(fresh("again"), purchase="paid")))
+        assert (held.holder.client_transaction_id, held.holder.state) == ("paid", State.ACCEPTED)
         assert [each.client_transaction_id for each in await ledger.asks("paid")] == ["paid"]
         with pytest.raises(TransactionTakenError):
             await took(ledger, "other", Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
         assert not await ledger.permit(fresh("refused"))
-        with pytest.raises(TransitionError):
-            await ledger.permit(fresh("refused", attempt=3))
+        await error_of(TransitionError, ledger.permit(fresh("refused", attempt=3)))
         second = await took(
             ledger, "refused", Created(at=NOW, transaction_id=8, expires_at=NOW),
             FoundAccepted(at=NOW, transaction_id=8), attempt=2,
@@ -279,23 +276,19 @@ async def test_the_file_is_on_disk_before_anything_is_deleted(
     url, steps = f"sqlite:{tmp_path / 'charges.db'}", []
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
-    fsync, link, fetch = os.fsync, os.link, SqliteDatabase.fetch
 
-    def synced(file: int) -> None:
-        steps.append("directory" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
-        fsync(file)
+    def noted(owner: object, name: str, what: Callable[..., str]) -> None:
+        function = getattr(owner, name)
 
-    def linked(source: str, target: str) -> None:
-        steps.append("name")
-        link(source, target)
+        def called(*arguments: Any) -> Any:
+            steps.append(what(*arguments))
+            return function(*arguments)
 
-    async def fetched(self: SqliteDatabase, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        steps.append(name)
-        return await fetch(self, name, parameters)
+        monkeypatch.setattr(owner, name, called)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "link", linked)
-    monkeypatch.setattr(SqliteDatabase, "fetch", fetched)
+    noted(os, "fsync", lambda file: "directory" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+    noted(os, "link", lambda *_: "name")
+    noted(SqliteDatabase, "fetch", lambda _, name, *__: name)
     await archive_ledger(url, BEFORE, tmp_path / "archive")
     kept = [step for step in steps if step in ("file", "name", "directory", "archive")]
     assert kept == ["file", "name", "directory", "archive"]
@@ -313,8 +306,7 @@ async def test_a_call_that_is_cancelled_before_its_thread_begins(tmp_path: Path)
     )
     await asyncio.sleep(0)
     archiving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await archiving
+    await error_of(asyncio.CancelledError, archiving)
     busy.set()
     await waiting
     del archiving
@@ -347,8 +339,7 @@ def test_a_cancelled_call(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             archiving = asyncio.create_task(archive_ledger(url, BEFORE, file))
             await begun.wait()
             archiving.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await archiving
+            await error_of(asyncio.CancelledError, archiving)
             go_on.set()
 
     asyncio.run(cancel())  # which waits for the thread
@@ -372,15 +363,13 @@ async def test_what_changes_after_it_was_copied(
     with monkeypatch.context() as patched:
         for each in (SqliteDatabase, PostgresDatabase):
             patched.setattr(each, "exclusive_transaction", crash)
-        with pytest.raises(RuntimeError, match="crash"):
-            await archive_ledger(url, BEFORE, file)
+        await error_of(RuntimeError, archive_ledger(url, BEFORE, file), match="crash")
     assert ids_in(file) == ["a", "b", "c"]
     async with opened(url) as ledger:
         corrected = await ledger.apply(
             await record_in(ledger, "b"), FoundAccepted(at=NOW + 9, transaction_id=7)
         )
-    with pytest.raises(LedgerUnavailableError, match="1 attempts changed"):
-        await archive_ledger(url, BEFORE, file)
+    await error_of(LedgerUnavailableError, archive_ledger(url, BEFORE, file), match="1 attempts changed")
     after = await known(url)
     assert {name: record.archived for name, record in after.items()} == {"a": True, "b": False, "c": True}
     assert after["b"] == corrected
@@ -416,20 +405,16 @@ async def test_a_file_that_is_not_the_archive(tmp_path: Path, harm: str) -> None
 
 async def test_what_cannot_be_archived(tmp_path: Path) -> None:
     file, url = tmp_path / "archive", f"sqlite:{tmp_path / 'charges.db'}"
-    with pytest.raises(LedgerMissingError):
-        await archive_ledger(url, BEFORE, file)
+    await error_of(LedgerMissingError, archive_ledger(url, BEFORE, file))
     with pytest.raises(ConfigurationError, match="sqlite:PATH or postgresql:"):
         await archive_ledger("memory:", BEFORE, file)
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
-        with pytest.raises(LedgerInUseError):
-            await archive_ledger(url, BEFORE, file)
+        await error_of(LedgerInUseError, archive_ledger(url, BEFORE, file))
     for when in (4e9, float("nan")):
-        with pytest.raises(ConfigurationError, match="future"):
-            await archive_ledger(url, when, file)
+        await error_of(ConfigurationError, archive_ledger(url, when, file), match="future")
     assert not file.exists()
-    with pytest.raises(LedgerUnavailableError):
-        await archive_ledger(url, BEFORE, tmp_path / "nowhere" / "archive")
+    await error_of(LedgerUnavailableError, archive_ledger(url, BEFORE, tmp_path / "nowhere" / "archive"))
     assert await archive_ledger(url, BEFORE, file) == 1
 
 

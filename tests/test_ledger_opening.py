@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_service import error_of
 from payclient import (
     ConfigurationError,
     LedgerMissingError,
@@ -43,8 +44,7 @@ async def test_a_new_ledger_is_announced_once(
         at = f"127.0.0.1:{postgres.port}/{await postgres.database()}"
         url, location = f"postgresql://payclient:s3cret@{at}?application_name=x", f"postgresql://{at}"
     for options in ({"create": False}, {"read_only": True}):
-        with pytest.raises(LedgerMissingError):
-            await open_ledger(url, **options)
+        await error_of(LedgerMissingError, open_ledger(url, **options))
     for new in (True, False):
         async with opened(url) as ledger:
             assert (ledger.created, ledger.location) == (new, location)
@@ -70,10 +70,9 @@ async def test_a_missing_ledger_is_not_made(
         open_ledger("sqlite:charges.db", create=False),
         open_tracker("http://127.0.0.1:1", "t", ledger="sqlite:charges.db", create=False).__aenter__(),
     ):
-        with pytest.raises(LedgerMissingError, match="must exist") as caught:
-            await opening
-        assert str(tmp_path / "charges.db") in str(caught.value)
-        assert isinstance(caught.value, ConfigurationError)
+        caught = await error_of(LedgerMissingError, opening, match="must exist")
+        assert str(tmp_path / "charges.db") in str(caught)
+        assert isinstance(caught, ConfigurationError)
     assert not empty or (tmp_path / "charges.db").stat().st_size == 0
     assert empty or os.listdir(tmp_path) == []
 
@@ -127,10 +126,9 @@ async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) ->
         backup_ledger(url, tmp_path / "copy.db"),
         open_tracker("http://127.0.0.1:1", "t", ledger=url).__aenter__(),
     ):
-        with pytest.raises(
-            ConfigurationError, match=r"sqlite:charges\.db is in this directory, and sqlite:/charges"
-        ):
-            await opening
+        await error_of(
+            ConfigurationError, opening, match=r"sqlite:charges\.db is in this directory, and sqlite:/charges"
+        )
     assert not Path("/charges.db").exists()
 
 
@@ -216,8 +214,7 @@ async def test_a_backup_goes_over_nothing(tmp_path: Path, kind: str) -> None:
         return {each.name: each.read_bytes() if each.exists() else b"" for each in kept}
 
     before = files()
-    with pytest.raises(ConfigurationError, match="must be a new file"):
-        await backup_ledger(f"sqlite:{path}", copy)
+    await error_of(ConfigurationError, backup_ledger(f"sqlite:{path}", copy), match="must be a new file")
     assert files() == before
 
 
@@ -239,9 +236,8 @@ async def test_what_cannot_be_backed_up(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.db").write_text("no database " * 500)
     (tmp_path / "empty.db").touch()
-    with pytest.raises(kind, match=words) as caught:
-        await backup_ledger(source, "copy.db")
-    assert "s3cret" not in str(caught.value)
+    caught = await error_of(kind, backup_ledger(source, "copy.db"), match=words)
+    assert "s3cret" not in str(caught)
     assert sorted(os.listdir(tmp_path)) == ["empty.db", "text.db"]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import payclient
+from fake_service import error_of
 from payclient import (
     ConfigurationError,
     LedgerInUseError,
@@ -88,12 +89,13 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
     async with opened(f"sqlite:{path}") as ledger:
         assert await ledger.permit(fresh())
         shutil.copyfile(f"{path}{foreign}", tmp_path / "copy")
-        with pytest.raises(
-            LedgerInUseError, match="in use by this process, which opened it before"
-        ) as caught:
-            await open_ledger(f"sqlite:{path}")
-        assert caught.value.owner == os.getpid()
-        assert caught.value.__context__ is None
+        caught = await error_of(
+            LedgerInUseError,
+            open_ledger(f"sqlite:{path}"),
+            match="in use by this process, which opened it before",
+        )
+        assert caught.owner == os.getpid()
+        assert caught.__context__ is None
         assert await asyncio.to_thread(run, OPEN, path) == (
             f"LedgerInUseError the ledger is in use by process {os.getpid()}; several processes, such as the workers "
             'of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
@@ -177,8 +179,7 @@ async def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
     )
     for harm, kind, words in harms:
         harm()
-        with pytest.raises(kind, match=words):
-            await open_ledger(f"sqlite:{path}", read_only=True)
+        await error_of(kind, open_ledger(f"sqlite:{path}", read_only=True), match=words)
 
 
 def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
@@ -254,12 +255,10 @@ async def test_a_lock_that_is_not_a_file(tmp_path: Path) -> None:
     """A FIFO or a link in the lock's place is refused without waiting, and the next opening works."""
     path, lock = tmp_path / "charges.db", tmp_path / "charges.db-lock"
     os.mkfifo(lock)
-    with pytest.raises(ConfigurationError, match="lock must be a regular file"):
-        await open_ledger(f"sqlite:{path}")
+    await error_of(ConfigurationError, open_ledger(f"sqlite:{path}"), match="lock must be a regular file")
     lock.unlink()
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LedgerUnavailableError):
-        await open_ledger(f"sqlite:{path}")
+    await error_of(LedgerUnavailableError, open_ledger(f"sqlite:{path}"))
     assert not (tmp_path / "elsewhere").exists()
     lock.unlink()
     await (await open_ledger(f"sqlite:{path}")).aclose()
@@ -325,10 +324,9 @@ async def test_a_file_out_of_its_place_grants_no_permit(
         assert isinstance(refused, LedgerUnavailableError)
         assert isinstance(later, LedgerUnavailableError)
         assert await ledger.get("order-1") == pending
-        with pytest.raises(LedgerUnavailableError, match="must stay at") as caught:
-            await ledger.permit(fresh("later-2"))
-        assert str(path) in str(caught.value)
-        assert caught.value.client_transaction_id == "later-2"
+        caught = await error_of(LedgerUnavailableError, ledger.permit(fresh("later-2")), match="must stay at")
+        assert str(path) in str(caught)
+        assert caught.client_transaction_id == "later-2"
         await ledger.apply(fresh("order-2"), created)
         assert "works again" not in caplog.text, "an outcome is taken, and no permit is granted"
         if harm == "renamed":  # once it is where it was, permits are granted again

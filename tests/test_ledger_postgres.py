@@ -18,6 +18,7 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from cutting_proxy import CuttingProxy, cutting_proxy
+from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import FoundAccepted, Notified, NotSent
 from payclient.ledger import Shared, open_ledger
@@ -84,29 +85,20 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (
-            "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET schema_version = 2",
-            "must have schema version 1, and has version 2",
-        ),
-        (
-            "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET application = 'x'",
-            "another",
-        ),
-        ("DROP TABLE payclient.meta", "another program"),
+        ("UPDATE payclient.meta SET schema_version = 2", "must have schema version 1, and has version 2"),
+        ("UPDATE payclient.meta SET application = 'x'", "another"), ("DROP TABLE payclient.meta", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
-        ("DROP INDEX payclient.open_attempts_due", "lacks"),
-        ("DROP FUNCTION payclient.write", "lacks"),
+        ("DROP INDEX payclient.open_attempts_due", "lacks"), ("DROP FUNCTION payclient.write", "lacks"),
     ],
-)
+)  # fmt: skip
 async def test_what_is_no_ledger(
     postgres: PostgresServer, new_database: str, damage: str, words: str
 ) -> None:
     url = postgres.url(new_database)
     await (await open_ledger(url)).aclose()
-    for statement in damage.split(";"):
-        await postgres.execute(new_database, statement)
-    with pytest.raises(ConfigurationError, match=words):
-        await open_ledger(url)
+    await postgres.execute(new_database, "ALTER TABLE payclient.meta DISABLE TRIGGER ALL")
+    await postgres.execute(new_database, damage)
+    await error_of(ConfigurationError, open_ledger(url), match=words)
 
 
 # The server
@@ -184,8 +176,7 @@ async def test_settings_are_read(postgres: PostgresServer, new_database: str) ->
         assert found == [*shown.values(), False, int(found[-1])]
         assert {*shown.values()} == {"local", "", "on", "off", "repeatable read", "UTF8"}
         assert now == pytest.approx(time.time(), abs=5)
-        with pytest.raises(ConfigurationError, match="read_only"):
-            await open_ledger(postgres.url(new_database))
+        await error_of(ConfigurationError, open_ledger(postgres.url(new_database)), match="read_only")
     assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
 
 
@@ -197,22 +188,19 @@ async def test_no_repr_shows_a_password(url: str) -> None:
 @pytest.mark.parametrize(
     ("address", "kind"),
     [
-        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/nowhere", ConfigurationError),
-        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres", ConfigurationError),
-        ("postgresql://ana:s3cret-word@127.0.0.1:1/postgres", LedgerUnavailableError),
-        ("postgresql://ana:s3cret-word@127.0.0.1:no/postgres", ConfigurationError),
-        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?sslmode=odd", ConfigurationError),
-        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?odd=1", ConfigurationError),
-        ("postgres://ana:s3cret-word@127.0.0.1:PORT/postgres", ConfigurationError),
+        ("postgresql://@PORT/nowhere", ConfigurationError), ("postgresql://@PORT/postgres", ConfigurationError),
+        ("postgresql://@1/postgres", LedgerUnavailableError), ("postgresql://@no/postgres", ConfigurationError),
+        ("postgresql://@PORT/postgres?sslmode=odd", ConfigurationError),
+        ("postgresql://@PORT/postgres?odd=1", ConfigurationError), ("postgres://@PORT/postgres", ConfigurationError),
     ],
-)
+)  # fmt: skip
 async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, kind: type[PayError]) -> None:
     """Not into an error, nor what an error tracker reads of its frames; the tracker's frame is one of them."""
-    opening = open_tracker("https://pay.example", "token", ledger=address.replace("PORT", str(postgres.port)))
-    with pytest.raises(kind) as caught:
-        await opening.__aenter__()
-    error: BaseException | None = caught.value
-    assert caught.value.__cause__ is None
+    url = address.replace("@", "ana:s3cret-word@127.0.0.1:").replace("PORT", str(postgres.port))
+    opening = open_tracker("https://pay.example", "token", ledger=url)
+    caught = await error_of(kind, opening.__aenter__())
+    error: BaseException | None = caught
+    assert caught.__cause__ is None
     while error is not None:
         shown = traceback.TracebackException.from_exception(error, capture_locals=True)
         ours = [frame for frame in shown.stack if os.sep + "payclient" + os.sep in frame.filename]
@@ -270,10 +258,8 @@ async def test_the_feed_waits_for_who_may_come_before(
             await later.commit()
         assert await told() == "abcd"
         last = (await ledger.changes())[-1].cursor
-        async with person(url) as (
-            stuck,
-            _,
-        ):  # holds nobody for ever: the feed says nothing, and goes on later
+        # Holds nobody for ever: the feed says nothing, and goes on later.
+        async with person(url) as (stuck, _):
             await stuck.execute(PAY, "e")
             await brought(other, State.ACCEPTED, "g")
             assert await told(last) == ""
@@ -327,9 +313,8 @@ async def test_a_wire_that_breaks_before_the_commit(postgres: PostgresServer, da
     """The permit is none, nothing was written, and the next one is granted."""
     async with through_proxy(postgres, database) as (proxy, ledger):
         proxy.cut_before = True
-        with pytest.raises(LedgerUnavailableError) as caught:
-            await ledger.permit(fresh())
-        assert caught.value.client_transaction_id == "order-1"
+        caught = await error_of(LedgerUnavailableError, ledger.permit(fresh()))
+        assert caught.client_transaction_id == "order-1"
         assert await ledger.get("order-1") is None
         assert await ledger.permit(fresh())
 
@@ -338,13 +323,11 @@ async def test_a_wire_that_breaks_after_the_commit(postgres: PostgresServer, dat
     """An uncertain commit is no permit; the process that asked may close it as not sent, and no other."""
     async with through_proxy(postgres, database) as (proxy, ledger), opened(url) as other:
         proxy.cut_after = True
-        with pytest.raises(LedgerUnavailableError):
-            await ledger.permit(fresh())
+        await error_of(LedgerUnavailableError, ledger.permit(fresh()))
         assert (await ledger.get("order-1")) == fresh()
         assert await other.permit(fresh()) is False
         # Even by a clock that shows the very same time.
-        with pytest.raises(TransitionError, match="another process"):
-            await other.apply(fresh(), NotSent(at=NOW))
+        await error_of(TransitionError, other.apply(fresh(), NotSent(at=NOW)), match="another process")
         assert (await ledger.apply(fresh(), NotSent(at=NOW))).state is State.REFUSED
         assert await other.permit(fresh(attempt=2))
 
@@ -358,8 +341,7 @@ async def test_what_a_broken_wire_left_behind_is_waited_for(
         permit = asyncio.ensure_future(ledger.permit(fresh()))
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
         proxy.abort()
-        with pytest.raises(LedgerUnavailableError):
-            await permit
+        await error_of(LedgerUnavailableError, permit)
         reading = asyncio.ensure_future(ledger.get("order-1"))
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
         assert not reading.done()
@@ -377,8 +359,7 @@ async def test_a_server_that_falls_silent(
         monkeypatch.setattr(connecting, "CONNECT", 0.2)
         proxy.silent = True
         for work in (ledger.permit(fresh()), ledger.get("warm"), ledger.changes()):
-            with pytest.raises(LedgerUnavailableError):
-                await asyncio.wait_for(work, 60)
+            await error_of(LedgerUnavailableError, asyncio.wait_for(work, 60))
         proxy.silent = False
         monkeypatch.undo()
         assert await ledger.get("warm") is not None
@@ -396,8 +377,7 @@ async def test_another_ledger_in_its_place(
         await postgres.execute(new_database, "DROP SCHEMA payclient CASCADE")
         async with opened(postgres.url(new_database)) as other:
             databases[0].connection.terminate()
-            with pytest.raises(LedgerUnavailableError):
-                await ledger.permit(fresh())
+            await error_of(LedgerUnavailableError, ledger.permit(fresh()))
             assert await other.get("order-1") is None
 
 
@@ -405,11 +385,9 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
     """Who may not make the ledger is told so; made by another, it is used with no more than these rights."""
     await postgres.execute(new_database, "CREATE ROLE clerk LOGIN")
     url = postgres.url(new_database, user="clerk")
-    with pytest.raises(ConfigurationError, match="may not"):
-        await open_ledger(url)
+    await error_of(ConfigurationError, open_ledger(url), match="may not")
     await (await open_ledger(postgres.url(new_database))).aclose()
-    with pytest.raises(ConfigurationError, match="may not"):
-        await open_ledger(url)
+    await error_of(ConfigurationError, open_ledger(url), match="may not")
     await postgres.execute(
         new_database,
         """DO $$ BEGIN
@@ -444,8 +422,7 @@ async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: 
         async with configured(postgres, "synchronous_standby_names", "nobody"):
             await until(one_waits)
             await postgres.execute("postgres", f"SELECT pg_cancel_backend(pid) {waiting}")
-            with pytest.raises(LedgerUnavailableError):
-                await permits[-1]
+            await error_of(LedgerUnavailableError, permits[-1])
         last = fresh(f"order-{len(permits) - 1}")
         assert await ledger.get(last.client_transaction_id) == last  # here, and on no standby
 
@@ -471,8 +448,7 @@ async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> Non
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
         await asyncio.to_thread(postgres.stop)
         blocker.terminate()
-        with pytest.raises(LedgerUnavailableError):
-            await under_way
+        await error_of(LedgerUnavailableError, under_way)
         later = asyncio.ensure_future(ledger.permit(fresh("later")))
         await asyncio.sleep(0)
         await asyncio.to_thread(postgres.start)
@@ -496,8 +472,7 @@ async def test_a_wire_that_breaks_in_an_unforeseen_way(
     assert await ledger.permit(record)
     monkeypatch.setattr(PostgresDatabase, "fetch", breaking)
     await ledger.apply(record, Notified(at=NOW, transaction_id=7))
-    with pytest.raises(LedgerUnavailableError):
-        await ledger.get(record.client_transaction_id)
+    await error_of(LedgerUnavailableError, ledger.get(record.client_transaction_id))
     assert await ledger.get(record.client_transaction_id) is not None
     assert not broken
 
@@ -512,8 +487,7 @@ async def test_closing_without_a_server(
     permit = asyncio.ensure_future(ledger.permit(fresh()))
     await asyncio.sleep(0)
     await asyncio.wait_for(ledger.aclose(), 20)
-    with pytest.raises(LedgerUnavailableError):
-        await permit
+    await error_of(LedgerUnavailableError, permit)
     await asyncio.to_thread(postgres.start)
 
 
@@ -706,8 +680,7 @@ async def test_a_read_that_loses_a_deadlock(
         await until(lambda: postgres.execute(database, waits))
         seen = asyncio.ensure_future(ledger.held())
         await other.execute(lock, ids[0][0])
-        with pytest.raises(LedgerUnavailableError, match="DeadlockDetected"):
-            await deferred
+        await error_of(LedgerUnavailableError, deferred, match="DeadlockDetected")
         await transaction.rollback()
         assert await seen == {"a", "b"}
     assert await postgres.execute(database, ours) == before

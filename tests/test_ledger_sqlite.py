@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import pytest
 
+from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
 from payclient.events import Created, Notified
 from payclient.ledger.sqlite import SqliteLedger
@@ -63,8 +64,7 @@ async def test_a_symbolic_link(path: Path) -> None:
     os.mkdir(f"{path}.d")
     os.symlink(path, f"{path}.d/link")
     ledger = await SqliteLedger.open(f"{path}.d/link")
-    with pytest.raises(LedgerInUseError):
-        await SqliteLedger.open(str(path))
+    await error_of(LedgerInUseError, SqliteLedger.open(str(path)))
     modes = {
         each.name: stat.S_IMODE(each.stat().st_mode) for each in os.scandir(path.parent) if each.is_file()
     }
@@ -127,8 +127,7 @@ async def test_a_place_that_cannot_be_written(path: Path) -> None:
     def refusing(path: str) -> sqlite3.Connection:
         raise sqlite3.OperationalError("unable to open database file")
 
-    with pytest.raises(LedgerUnavailableError):
-        await SqliteLedger.open(str(path), connect=refusing)
+    await error_of(LedgerUnavailableError, SqliteLedger.open(str(path), connect=refusing))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +156,7 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
 async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """STRICT tables came with 3.37."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
-    with pytest.raises(ConfigurationError, match=r"3\.37"):
-        await SqliteLedger.open(str(path))
+    await error_of(ConfigurationError, SqliteLedger.open(str(path)), match=r"3\.37")
 
 
 async def test_settings_are_read_back(path: Path) -> None:
@@ -351,8 +349,7 @@ async def test_reads_that_fail(path: Path) -> None:
     connection, connect = failing_at()
     ledger = await SqliteLedger.open(str(path), connect=connect)
     connection.failing = frozenset({connection.number + 1})
-    with pytest.raises(LedgerUnavailableError, match="could not be read"):
-        await ledger.history("order-1")
+    await error_of(LedgerUnavailableError, ledger.history("order-1"), match="could not be read")
     assert await ledger.history("order-1") == []
     connection.failing = frozenset({connection.number + 3})  # BEGIN, INSERT, COMMIT
     permit, found = await asyncio.gather(

@@ -686,9 +686,7 @@ async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeS
         assert len(await all_of(charges)) == 2500
 
 
-async def test_the_first_reason_to_stop_is_the_reason(
-    service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_first_reason_to_stop_stays(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once and not overwritten; the rest comes out at once, whatever the rate."""
     async with tracking(service) as tracker:
         async with payclient.charge_all(tracker, rows(50), rate=0.01) as charges:

@@ -13,10 +13,7 @@ from postgres_server import PostgresServer
 
 
 def test_nobody_is_charged_twice_and_every_report_is_true() -> None:
-    """Killed and stopped in the life of a sale, or in a batch through faults, with the same command again each time.
-
-    The same harness finds customers who are charged twice where the ledger dies with its process.
-    """
+    """Killed and stopped in a sale, or in a batch through faults; where the ledger dies too, some are charged twice."""
     campaigns: list[Callable[[], Report]] = [
         lambda: scenarios.crashes(kills=2, stops=0),
         lambda: scenarios.crashes(kills=0, stops=1),

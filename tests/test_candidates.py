@@ -138,9 +138,7 @@ async def test_a_candidate_of_another_binds_nothing(service: Lagging, changes: d
         assert service.by_id(2000) >= 1
 
 
-async def test_an_answer_about_a_candidate_decides_nothing_once_another_transaction_is_ours(
-    service: Lagging,
-) -> None:
+async def test_an_answer_about_a_candidate_decides_nothing_once_another_one_is_ours(service: Lagging) -> None:
     """Another process found ours as the forged one was asked for, which this service answers without any id."""
     gate, ledger = Gate(), SharedLedger()
 
@@ -346,9 +344,7 @@ async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Laggin
 
 
 @pytest.mark.parametrize("script", [FakeService.take, posted(1, refuses(100))], ids=["cancelled", "refused"])
-async def test_a_late_notification_whose_write_seems_to_fail_is_queried(
-    service: Lagging, script: Script
-) -> None:
+async def test_a_late_notification_whose_write_seems_to_fail_counts(service: Lagging, script: Script) -> None:
     """It is on record, so that the same once more is a duplicate."""
     service.scripts, service.lags = [script], False
     async with tracking(service, HookedLedger(after={"Notified": disk_full})) as tracker:

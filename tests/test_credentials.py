@@ -139,9 +139,7 @@ async def another(service: Accounts, *ids: str) -> Accounts:
     return other
 
 
-async def test_another_accounts_not_found_proves_nothing(
-    service: Accounts, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_anothers_not_found_proves_nothing(service: Accounts, caplog: pytest.LogCaptureFixture) -> None:
     """An executed charge stays unknown under another token, is not sent again, and one warning says why."""
     await sold(service, lost_answer, lost_answer, ids=BOTH)
     service.decide("Aceptado")
@@ -234,10 +232,7 @@ FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, comes_back: bool) -> None:
-    """Another account's form of the same id is cancelled: ours may still be paid, and holds its purchase.
-
-    Also where its customer came back cancelled.
-    """
+    """Theirs of the same id is: ours may be paid and holds its purchase, also where its customer came back."""
     async with under(service, "token-1", FORMS) as tracker:
         await tracker.prepare(form(), purchase="cart-1")
     service.pay("form-1", statusCode=2, transactionStatus="Canceled")
@@ -277,9 +272,7 @@ async def test_a_number_alone_proves_no_account(service: Accounts) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("Aceptado", "Cancelado"), ("Cancelado", "Aceptado")])
-async def test_a_number_decides_nothing_under_another_token(
-    service: Accounts, theirs: str, ours: str
-) -> None:
+async def test_a_number_decides_nothing_for_another_token(service: Accounts, theirs: str, ours: str) -> None:
     """Another account's transaction has our number and amount, and none there has our client transaction id."""
     await sold(service)
     other = await another(service, "another-1")

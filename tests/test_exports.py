@@ -63,10 +63,7 @@ FUNCTIONS = {name: thing for name, thing in THINGS.items() if inspect.isroutine(
 
 
 def test_every_public_thing_has_a_docstring() -> None:
-    """And so has every public method and property of a class of ours; each field is named in that of its class.
-
-    `help()` and editors show the class's docstring, and no comment beside a field.
-    """
+    """And so has every public method and property of ours; each field is named in its class's, which `help()` shows."""
     for name, thing in (CLASSES | FUNCTIONS).items():
         assert inspect.getdoc(thing), name
     for name, thing in CLASSES.items():

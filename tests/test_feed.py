@@ -48,9 +48,7 @@ async def paid(service: FakeService, tracker: payclient.Tracker, number: int = 0
     return pending.client_transaction_id
 
 
-async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
-    service: FakeService, ledger: Ledger
-) -> None:
+async def test_a_refused_attempt_is_shown_without_the_nexts_id(service: FakeService, ledger: Ledger) -> None:
     """Each outcome is its own attempt's: its error, its ids, its times."""
     service.scripts = [refuses(22)]
     async with tracking(service, ledger) as tracker:

@@ -182,9 +182,7 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
 
 
 @given(st.lists(st.integers(1, 40), max_size=20, unique=True), st.booleans(), st.booleans())
-def test_every_candidate_has_its_turn_and_so_has_our_own_id(
-    named: list[int], by_client: bool, by_id: bool
-) -> None:
+def test_every_candidate_has_its_turn_and_our_own_id(named: list[int], by_client: bool, by_id: bool) -> None:
     """The ids that were named are queried in turn with the client transaction id, the least queried first."""
     rules, kept = policy(by_client=by_client, by_id=by_id), record(state=State.UNKNOWN)
     for number in named:
@@ -231,9 +229,7 @@ WORDS = {"Aceptado": State.ACCEPTED, "Cancelado": State.CANCELLED}
 def test_nothing_but_a_word_or_a_proof_decides(
     rules: Policy, kept: Record, answers: list[tuple[float, bytes, StatusReport | Event | None]]
 ) -> None:
-    """Whatever is answered, in whatever order: `paid` is True or False on the service's own word about our ids and our
-    amount, or by two "not found" that are late and far enough apart, under the token that sent it.
-    """
+    """In whatever order: the service's word about our ids and amount, or two "not found", late and far enough apart."""
     credentials = Credentials(b"k" * 32)
     ask, now = follow(rules, kept), 0.0
     absences: list[float] = []

@@ -378,10 +378,7 @@ class Dropping(MemoryLedger):
 @pytest.mark.parametrize("by", ["a query", "its confirmation"])
 @in_virtual_time
 async def test_the_links_of_a_decided_form_are_deleted(by: str) -> None:
-    """Within a second, and not only once they are dead: by a query, or by its confirmation.
-
-    The latter where forms are not queried: the profile has no query by client transaction id.
-    """
+    """Within a second: by a query, or by its confirmation where the profile has no query by client transaction id."""
     service, ledger, profile = Shop(), Dropping(), FORMS
     if by == "a query":
         service.word = "Cancelado"

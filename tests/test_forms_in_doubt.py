@@ -116,9 +116,7 @@ async def test_a_form_found_pending_is_paid_by_another_transaction(service: Fake
 
 
 @pytest.mark.parametrize("lagging", [[], ["Canceled"]])
-async def test_a_form_is_not_cancelled_while_it_is_to_be_confirmed(
-    service: FakeService, lagging: list[str]
-) -> None:
+async def test_no_form_is_cancelled_that_is_to_be_confirmed(service: FakeService, lagging: list[str]) -> None:
     """The index lags behind the payment whose confirmation has no answer, and the customer closes another tab."""
     async with prepared(service) as tracker:
         query = service.pay("form-1")
@@ -173,9 +171,7 @@ async def test_an_answer_about_another_transaction_confirms_nothing(service: Fak
 
 
 @pytest.mark.parametrize("fault", ["pending", "ledger"])
-async def test_a_form_that_was_given_up_is_confirmed_until_it_is_paid(
-    service: FakeService, fault: str
-) -> None:
+async def test_a_form_that_was_given_up_is_confirmed_until_paid(service: FakeService, fault: str) -> None:
     """An answer that decides nothing, or that the ledger does not take, is none: it had stayed cancelled, and free."""
     failing: list[str] = []
 
@@ -208,9 +204,7 @@ async def test_a_process_confirms_what_another_saw_before_it_gives_a_form_up(ser
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-async def test_no_query_cancels_a_form_that_another_process_confirms(
-    service: FakeService, in_flight: bool
-) -> None:
+async def test_no_query_cancels_a_form_that_another_confirms(service: FakeService, in_flight: bool) -> None:
     """One process follows the form, whose index lags behind the second card; another waits for its confirmation."""
     one = SharedLedger()
     async with (
@@ -242,10 +236,7 @@ async def test_no_query_cancels_a_form_that_another_process_confirms(
 async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(
     service: FakeService, profile: payclient.ServiceProfile
 ) -> None:
-    """Paid in the last minute, after the last query, and the answer to its confirmation is lost.
-
-    Nor is a query answered; or nobody can be asked about a form by our own id.
-    """
+    """Paid in the last minute, and no answer to its confirmation or a query; or none is asked about by our id."""
     service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
     async with prepared(service, profile) as tracker:
         await service.clock.advance(1490)
@@ -285,9 +276,7 @@ async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, 
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_second_payment_waits_for_the_answer_about_the_first(
-    service: FakeService, restarts: bool
-) -> None:
+async def test_a_second_payment_waits_for_the_answer_to_a_first(service: FakeService, restarts: bool) -> None:
     """Paid in two tabs 200 s apart; no confirmation is answered before the window of the first one is over."""
     confirm = service.confirm
 
@@ -314,9 +303,7 @@ async def test_a_second_payment_waits_for_the_answer_about_the_first(
 
 
 @pytest.mark.parametrize("push", ["paid", "open", "cancelled"])
-async def test_a_form_that_lost_its_purchase_to_a_push_is_not_confirmed(
-    service: FakeService, push: str
-) -> None:
+async def test_a_form_that_lost_its_purchase_to_a_push_is_left(service: FakeService, push: str) -> None:
     """Its card was declined, a push was sent instead, and then the old tab paid by another card."""
     async with prepared(service) as tracker:
         await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))

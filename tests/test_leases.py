@@ -146,9 +146,7 @@ async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: F
         assert (await third.find()).outcome.paid is True
 
 
-async def test_without_anybody_to_ask_a_notification_ends_the_wait_everywhere(
-    service: FakeService, url: str
-) -> None:
+async def test_with_nobody_to_ask_a_notification_ends_all_waits(service: FakeService, url: str) -> None:
     """Nobody knows then; and nobody waits on."""
     blind = attrs.evolve(PROFILE, status=None)
     async with working(service, url, profile=blind) as first, working(service, url, profile=blind) as second:
@@ -394,9 +392,7 @@ def rows(count: int, each: int = 1) -> list[payclient.SaleRequest]:
     ]
 
 
-async def test_a_customer_of_another_host_is_waited_for(
-    service: FakeService, pair: tuple[Worker, Worker]
-) -> None:
+async def test_anothers_customer_is_waited_for(service: FakeService, pair: tuple[Worker, Worker]) -> None:
     """The next row of a customer is sent when that of another host is over."""
     first, second = pair
     pending = await first.tracker.sale(rows(2, each=2)[0])

@@ -262,9 +262,7 @@ async def took(
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_one_transaction_answers_one_sale(ledger: Ledger, at_once: bool) -> None:
-    """A second Sale that is answered with it takes nothing. Another account may count from the same number, and an
-    attempt whose account nobody knows may be another account's.
-    """
+    """A second Sale takes nothing; another account, or one that nobody knows, may count from the same number."""
     sales = [
         await took(ledger, f"order-{number}", credentials=account)
         for number, account in enumerate((b"a", b"a", b"b", b""))
@@ -637,9 +635,7 @@ def test_postgres_agrees(postgres: PostgresServer, steps: list[Step]) -> None:
 
 
 async def test_the_service_it_is_used_with(ledger: Ledger) -> None:
-    """The first that uses a ledger says which service it is for, also of two at once, until a person says that it has
-    moved.
-    """
+    """The first of those that use it says so, also of two at once, until a person says that it has moved."""
     at_once = await asyncio.gather(ledger.environment(b"a" * 16), ledger.environment(b"b" * 16))
     assert {*at_once} == {b"a" * 16}
     assert await ledger.environment(b"b" * 16) == b"a" * 16

@@ -269,9 +269,7 @@ def test_a_kill_at_any_step(
     assert at > 10
 
 
-async def test_the_file_is_on_disk_before_anything_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_file_is_on_disk_before_it_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its content, then its name: a power failure finds each attempt in one of the two."""
     url, steps = f"sqlite:{tmp_path / 'charges.db'}", []
     async with opened(url) as ledger:
@@ -348,9 +346,7 @@ def test_a_cancelled_call(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(ids_in(file)) == len(set(ids_in(file))) == 20
 
 
-async def test_what_changes_after_it_was_copied(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_changes_after_the_copy(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger keeps it, and the call says so; all else leaves."""
     file = tmp_path / "archive"
     async with opened(url) as ledger:

@@ -121,9 +121,7 @@ async def test_nobody_waits_for_a_dead_thread(tmp_path: Path, caplog: pytest.Log
 
 
 async def test_nobody_waits_for_a_cancelled_task(postgres: PostgresServer, new_database: str) -> None:
-    """Whoever cancels all tasks of the loop, as a shutdown does, ends PostgreSQL's too: the call that the server has
-    not answered yet fails, and those after it. The database is its own, since the server may yet carry that call out.
-    """
+    """Where a shutdown cancels PostgreSQL's tasks the call under way fails, and those after it. It may be done yet."""
     ledger = await open_ledger(postgres.url(new_database))
     other = await asyncpg.connect(postgres.url(new_database))
     async with other.transaction(), asyncio.timeout(60):

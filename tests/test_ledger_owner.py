@@ -128,8 +128,7 @@ WRITE = in_loop("""
 
 @pytest.mark.parametrize("foreign", ["", "-shm"])
 async def test_a_reader_beside_the_owner_changes_nothing(tmp_path: Path, foreign: str) -> None:
-    """Also where the owner's own process dropped SQLite's locks by a copy: the reader sees every commit, and the
-    shared memory stays as it was."""
+    """Also where a copy by the owner dropped SQLite's locks: each commit is seen, the shared memory stays as it was."""
     path = tmp_path / "charges.db"
     async with opened(f"sqlite:{path}") as ledger:
         for number in range(1, 3):
@@ -183,9 +182,7 @@ async def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
 
 
 def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
-    """Forked children may not use the ledger, neither drop its lock nor end its log while the parent lives, and do not
-    hold the lock after the parent's end.
-    """
+    """It may not use the ledger, drop its lock or end its log beside its parent, nor hold the lock after its end."""
     program = in_loop("""
         path, program = sys.argv[1:]
 

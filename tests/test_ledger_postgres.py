@@ -234,9 +234,7 @@ async def person(url: str) -> AsyncIterator[tuple[asyncpg.Connection, Transactio
 async def test_the_feed_waits_for_who_may_come_before(
     url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
 ) -> None:
-    """What has a lower number and is not committed yet holds the feed back, and nobody who writes. The feed ends where
-    its reader began to wait: what came meanwhile could stand behind another one that is not committed yet.
-    """
+    """What is not committed yet holds back what has a higher number, up to where the reader began, and no writer."""
     records = {name: await brought(ledger, State.PENDING, name) for name in "abcde"}
 
     async def told(since: int = 0) -> str:
@@ -437,9 +435,7 @@ async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: Postgr
 
 
 async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> None:
-    """It crashes and comes back: what was acknowledged is there, the call under way fails in words, and the next one,
-    which has patience, waits and is granted.
-    """
+    """What was acknowledged is there, the call under way fails in words, and the next one waits and is granted."""
     async with opened(url) as ledger, person(url) as (blocker, _):
         names = [f"order-{number}" for number in range(20)]
         assert all(await asyncio.gather(*(ledger.permit(fresh(name)) for name in names)))
@@ -576,9 +572,7 @@ async def test_a_listener_without_a_server(
         await until(woken)
 
 
-async def test_a_watcher_that_fails(
-    url: str, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failing_watcher(url: str, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture) -> None:
     def failing(_: str | None) -> None:
         raise ValueError("secret")
 

@@ -124,9 +124,7 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
 
 @pytest.mark.parametrize("beside", [False, True], ids=["", "beside"])
 async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
-    """It is refused until the links are dead, and of one that expired until its last query, or the service calls it
-    cancelled; a push may be allowed all the same.
-    """
+    """Refused until the links are dead, its last query made, or it is cancelled; a push may be allowed all the same."""
     for case, (events, free, later) in FORMS.items():
         record = await permitted(ledger, attrs.evolve(form(f"{case}-first"), purchase=case), *events)
         free = free or (beside and record.state is not State.ACCEPTED)
@@ -247,10 +245,7 @@ async def test_many_asks_in_one_batch(ledger: Ledger) -> None:
 
 
 async def test_two_processes_race_for_each_purchase(postgres: PostgresServer, database: str) -> None:
-    """Under two client transaction ids at once: the database grants one, and none is left without any.
-
-    A lock holds the statements of both back, so that neither sees what the other inserts.
-    """
+    """The database grants one; a lock holds both statements back, so that neither sees what the other inserts."""
     url, count = postgres.url(database), 100
     waiting = (
         "SELECT count(*) = 2 FROM pg_locks WHERE NOT granted AND relation = 'payclient.attempts'::regclass"

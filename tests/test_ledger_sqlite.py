@@ -280,9 +280,7 @@ def failing_at(
 
 @pytest.mark.parametrize("done", [False, True], ids=["undone", "done"])
 async def test_every_operation_can_fail(path: Path, done: bool) -> None:
-    """Whichever one fails, before or after doing what it was told: what was acknowledged is there, what was not is
-    whole or absent, nothing is permitted twice, and it goes on.
-    """
+    """Whichever: what was acknowledged is there, what was not is whole or absent, and nothing is permitted twice."""
     for number in range(1, 500):
         place = path.with_name(f"{number}.db")
         connection, connect = failing_at(number, done=done)

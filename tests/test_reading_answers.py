@@ -135,7 +135,9 @@ REFUSING_TABLE: list[tuple[list[int], list[str | bytes], str]] = [
     ([429], [ERROR, "", HTML, "[]"], "RateLimitedError"),
     ([418, 503], ["", f"{HTML}\\\\", "[]", "{}", '{"transactionId": null}', '{"errors": [{"errorCode": 2061}]}'],
      "RefusedError"),
-    ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', f"[{CREATED}]"], "unknown 5"),
+    ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', f"[{CREATED}]", '{"transaction\\u0049d": 5}'],
+     "unknown 5"),
+    ([418], [CREATED.encode("utf-16")], "unknown None"),
     ([418, 429, 503], ['{"TransactionId": 5', '{"x": "' + "transaction" * 40_000 + '"}', '{"transactionId": "x"}'],
      "unknown None"),
     ([418, 429, 503], ['{"errorCode": 500}', '{"errorCode": 5, "errors": [{"errorCode": 501}]}'], "unknown None"),
@@ -160,24 +162,11 @@ async def test_each_row_of_the_table(
     assert {case: said for case, said in found.items() if said != what} == {}
 
 
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [
-        (gzip.compress(CREATED.encode()), {"Content-Encoding": "gzip"}),
-        (CREATED.encode("utf-16"), {}),
-        (b'{"transaction\\u0049d": 5}', {}),
-    ],
-    ids=["compressed", "two bytes a letter", "escapes"],
-)
-async def test_a_refusing_status_refuses_nothing_that_may_be_named(
-    body: bytes, headers: dict[str, str]
-) -> None:
-    """The profile calls the status a refusal, unless an id is in the body: here its bytes do not show it."""
-    async with session_of(HttpResponse(418, headers, body), REFUSING) as session:
+async def test_a_refusing_status_refuses_nothing_that_may_be_named() -> None:
+    """The profile calls the status a refusal, unless an id is in the body, of which compressed bytes show nothing."""
+    said = HttpResponse(418, {"Content-Encoding": "gzip"}, gzip.compress(CREATED.encode()))
+    async with session_of(said, REFUSING) as session:
         with pytest.raises(payclient.OutcomeUnknownError):
-            await session.sale(sale())
-    async with session_of(HttpResponse(418, headers, b""), REFUSING) as session:
-        with pytest.raises(payclient.RefusedError):
             await session.sale(sale())
 
 
@@ -204,11 +193,14 @@ async def test_a_hostile_refusal_is_searched_within_bounds(body: str) -> None:
     ("field", "value"),
     [
         ("transactionId", "1000"), ("transactionId", 1000.0), ("clientTransactionId", 17), ("amount", "1150"),
-        ("amount", 1150.0), ("currency", ["USD"]),
+        ("amount", 1150.0), ("currency", ["USD"]), ("clientTransactionId", "order-18"), ("amount", 1151),
+        ("currency", "EUR"),
     ],
 )  # fmt: skip
-async def test_a_field_of_another_type_is_a_conflict(field: str, value: object) -> None:
-    """It is there and cannot be read, which is not "not said": an event, and never a verdict."""
+async def test_a_field_that_is_not_ours_is_a_conflict(
+    field: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another's, or there and not to be read, which is not "not said": one event, and never a verdict."""
     service = FakeService()
     ledger = await payclient.open_ledger("memory:")
     async with tracking(service, ledger) as tracker:
@@ -216,8 +208,10 @@ async def test_a_field_of_another_type_is_a_conflict(field: str, value: object) 
         report = service.sales[1000] | {"state": "Aceptado", field: value}
         service.status_scripts = [lambda: answer(200, report), lambda: answer(200, [report])] * 250
         assert (await outcome_of(service, pending)).paid is None
-    (event, *_) = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
-    assert field in (event.detail or "")
+    (event,) = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
+    what = json.loads(event.detail or "")["what"]
+    assert ("another client transaction id" if value == "order-18" else field) in what
+    assert what in caplog.text
 
 
 @pytest.mark.parametrize(("name", "value"), [("amount", 1150.0), ("amount", True), ("currency", b"USD")])

@@ -264,7 +264,8 @@ async def test_not_found_proves_the_refusal(service: FakeService, says: Script, 
         assert service.queries == ["/api/Sale/client/order-17"] * queries
         found = await pending_of(tracker)
         assert (found.state, found.outcome.paid) == (State.REFUSED, False)
-        assert (await tracker.sale(sale())).state is State.PENDING
+        again = await tracker.sale(sale(tax=200))  # other content is fine after a refusal
+        assert (again.state, again.attempt) == (State.PENDING, 2)
 
 
 @pytest.mark.parametrize(("number", "created"), [*((number, 1) for number in range(len(FAILING))), (0, 0)])

@@ -20,7 +20,6 @@ from fake_service import (
     answers,
     broken,
     error_of,
-    events_of,
     hint,
     lost_answer,
     lost_request,
@@ -56,15 +55,6 @@ async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
     assert outcome.evidence is Evidence.QUERY
     assert outcome.report is not None
     assert outcome.report.amount == 1150
-
-
-async def test_an_expiry_is_presumed_and_then_confirmed(service: FakeService) -> None:
-    """Five minutes unheard make EXPIRED; the query after them makes it CANCELLED."""
-    async with selling(service) as (_, pending):
-        await service.clock.advance(301)
-        assert (pending.state, pending.outcome.paid) == (State.EXPIRED, None)
-        service.decide("Cancelado")
-        assert (await outcome_of(service, pending)).state is State.CANCELLED
 
 
 async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service: FakeService) -> None:
@@ -108,19 +98,6 @@ async def test_other_content_under_a_known_id_is_refused(service: FakeService) -
         error = await error_of(payclient.DifferentRequestError, tracker.sale(other))
         assert error.client_transaction_id == "order-17"
     assert service.posted == {"order-17": 1}
-
-
-async def test_a_refusal_raises_and_allows_another_attempt(service: FakeService) -> None:
-    """An error object created nothing: the caller may ask again, and that is a new attempt."""
-    service.scripts = [refuses(22)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
-        found = await pending_of(tracker)
-        assert (found.state, found.outcome.paid) == (State.REFUSED, False)
-        assert isinstance(found.outcome.error, payclient.RefusedError)
-        assert found.outcome.error.error_code == 22
-        await tracker.sale(sale(tax=200))  # other content is fine after a refusal
-    assert (await record_in(service.ledger)).attempt == 2
 
 
 async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -> None:
@@ -182,16 +159,6 @@ async def test_a_sale_whose_answer_is_written_late_is_waited_for_again(service: 
         await service.clock.advance(10)
         assert waiting.done()
         assert (await waiting).paid is True
-
-
-async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
-    async with selling(service) as (_, pending):
-        await asyncio.gather(*(pending.check() for _ in range(10)))
-        await pending.check()
-        assert len(service.queries) == 1
-        service.decide("Aceptado")
-        await service.clock.advance(1.0)
-        assert (await pending.check()).paid is True
 
 
 async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) -> None:
@@ -344,13 +311,9 @@ def test_a_tracker_belongs_to_one_event_loop(service: FakeService) -> None:
         tracker = own.run(opening.__aenter__())
         pending = own.run(tracker.sale(sale()))
         for call in (
-            pending.wait(),
-            pending.check(),
-            tracker.sale(sale()),
-            tracker.find("order-17"),
-            tracker.notify(hint()),
-            first(tracker.outcomes()),
-        ):
+            pending.wait(), pending.check(), tracker.sale(sale()), tracker.find("order-17"),
+            tracker.notify(hint()), first(tracker.outcomes()),
+        ):  # fmt: skip
             with pytest.raises(payclient.UsageError, match="another event loop"):
                 other.run(call)
         own.run(opening.__aexit__(None, None, None))
@@ -429,20 +392,6 @@ async def test_a_report_of_another_sale_decides_nothing(service: FakeService, kn
         assert pending.outcome.paid is None
     changes = [each for each in await service.ledger.history("order-17") if each.event == "Conflicted"]
     assert any("77" in (change.detail or "") for change in changes)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("clientTransactionId", "order-18"), ("amount", 1151), ("currency", "EUR")]
-)
-async def test_a_report_of_anothers_sale_decides_nothing(
-    service: FakeService, field: str, value: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each of them alone is a conflict, which is written once and not at every query."""
-    async with selling(service) as (_, pending):
-        service.sales[1000] |= {"state": "Aceptado", field: value}
-        assert (await outcome_of(service, pending)).paid is None
-    assert (await events_of(service.ledger)).count("Conflicted") == 1
-    assert field != "amount" or "amount 1151" in caplog.text
 
 
 async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeService) -> None:

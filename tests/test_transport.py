@@ -285,40 +285,6 @@ def state(word: object, identifier: object = 12) -> dict[str, object]:
     return {"transactionId": identifier, "state": word, "phoneNumber": PHONE, "email": PERSON}
 
 
-#: The answers one after the other, and what the query comes to: a state, None for "not found", or the error's class.
-QUERY_ROWS: dict[str, tuple[list[bytes], object]] = {
-    "an object": ([answer(state("Aceptado"))], "Aceptado"),
-    "an empty array": ([answer([])], None),
-    "not found on 500": ([answer(error_object(20), 500)] * TRIES, UNKNOWN),
-    "garbage": ([answer(b"\x00 garbage")], UNKNOWN),
-    "429": ([answer(error_object(5), 429, "Retry-After: 7")], RateLimitedError),
-    "503 twice, then the state": ([answer(b"", 503)] * 2 + [answer(state("Pendiente"))], "Pendiente"),
-    "503 without end": ([answer(b"", 503)] * TRIES, UNKNOWN),
-    "500 with an error object": ([answer(error_object(21), 500), answer(state("Aceptado"))], "Aceptado"),
-    "500, then 401": ([answer(HTML, 500), answer({"message": "who?"}, 401)], UnauthorizedError),
-}
-
-
-@pytest.mark.parametrize("name", QUERY_ROWS)
-async def test_any_answer_to_a_query(name: str, delays: list[float]) -> None:
-    """A status query is repeated on 5xx only, each time on a new connection; its errors hold nothing of the answer."""
-    said, expected = QUERY_ROWS[name]
-    async with RawServer(*((read, write(data)) for data in said)) as server:
-        async with session_to(server.url, profile=QUERIES) as session:
-            outcome: Any = await outcome_of(cast("Any", session.status(transaction_id=12)))
-        await server.settle()
-        lines = [line for line, _ in requests_in(server.data)]
-    assert lines == ["GET /api/Sale/12 HTTP/1.1"] * len(said)
-    assert len(delays) == len(said) - 1
-    if isinstance(outcome, BaseException):
-        assert type(outcome) is expected
-        check_clean(outcome)
-        assert getattr(outcome, "retry_after", 7) == 7
-    else:
-        assert (outcome and outcome.state) == expected
-        assert not any(canary in repr(outcome) for canary in CANARIES)
-
-
 @pytest.mark.parametrize("step", [reset, fin], ids=["reset", "closed"])
 async def test_a_query_that_is_cut_is_repeated(step: Step, delays: list[float]) -> None:
     """Cut before, in or after the head, on a new connection; but one that its caller counts is sent once.
@@ -580,8 +546,7 @@ def act(server: RawServer, event: str) -> None:
 
 
 unasked = pytest.mark.parametrize(
-    "event",
-    ["close", "reset", "an answer", "an answer's head", "garbage", "an answer and the close"],
+    "event", ["close", "reset", "an answer", "an answer's head", "garbage", "an answer and the close"]
 )
 
 

@@ -247,14 +247,6 @@ async def test_a_token_that_fails_after_a_reversal_leaves_it_to_its_queries(serv
         assert (await record_in(service.ledger)).state is State.REVERSED
 
 
-async def test_a_repeated_request_is_refused_though_it_was_given_back(service: Service) -> None:
-    """What stands between us and the service repeats it: a query tells, before anything is called paid."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        pending = await paid(service, tracker)
-        service.reverse_scripts = [(refusal(20), True)]
-        assert (await tracker.reverse(pending)).state is State.REVERSED
-
-
 @pytest.mark.parametrize("pauses", [False, True], ids=["just queried", "paused"])
 async def test_a_query_from_before_does_not_tell_what_a_refused_reversal_did(
     service: Service, pauses: bool

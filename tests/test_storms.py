@@ -91,18 +91,6 @@ async def test_a_round_of_429_slows_once() -> None:
     assert farthest(service.made) <= 2.0
 
 
-@pytest.mark.parametrize("retry_after", [None, "0"])
-@in_virtual_time
-async def test_a_service_that_sheds_for_ever_ends_every_wait(retry_after: str | None) -> None:
-    """Of 40 sales each wait ends in time, and with the truth; no two queries are ever more than ten seconds apart."""
-    async with tracking(Shedding(0.3, retry_after)) as tracker:
-        assert None not in {outcome.paid for outcome in await waited(await pushed(tracker, 40))}
-    service = Shedding(0.3, retry_after, undecided=True)
-    async with tracking(service) as tracker:
-        await waited(await pushed(tracker, 40))
-    assert farthest(when for when in service.made if when < service.made[0] + 290.0) <= 10.5
-
-
 @in_virtual_time
 async def test_nothing_but_429_slows_to_a_query_in_ten_seconds_and_is_forgotten() -> None:
     """However long it lasts; a few successes later the queries come as before."""

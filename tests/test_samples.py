@@ -96,19 +96,6 @@ async def test_each_sampled_error_has_its_class(
     assert TOKEN not in repr(error) + repr(vars(error)) + repr(error.__context__)
 
 
-@pytest.mark.parametrize(("word", "state"), WORDS.items())
-async def test_a_sampled_status_is_read(word: str, state: str) -> None:
-    """By the profile's path, field and words."""
-    url, found = f"{BASE}/api/Sale/23178284", sample("status_approved.json")
-    with aioresponses() as mocked:
-        mocked.get(url, payload=found | {"transactionStatus": word})
-        async with PaySession(BASE, TOKEN, profile=SHOP) as session:
-            report = await session.status(transaction_id=23178284)
-    assert report is not None
-    read = (report.state, report.transaction_id, report.amount, report.currency)
-    assert read == (state, 23178284, 315, "USD")
-
-
 # --- What the SDK sends reaches the simulated service whole, and what that answers is read
 
 

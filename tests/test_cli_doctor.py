@@ -195,14 +195,8 @@ def test_the_certificate_is_looked_at(server: Server, monkeypatch: pytest.Monkey
 def test_a_ledger_in_use_is_its_owners(server: Server, capfd: Said) -> None:
     """It is not looked at, and nothing is wrong; a free one is opened and closed again."""
     arguments = [
-        "doctor",
-        "--base-url",
-        server.url,
-        "--profile",
-        "shop.toml",
-        "--ledger",
-        "sqlite:charges.db",
-    ]
+        "doctor", "--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db",
+    ]  # fmt: skip
 
     async def while_open() -> int:
         async with contextlib.aclosing(await open_ledger("sqlite:charges.db")):

@@ -280,10 +280,8 @@ def test_moved(book: Book, person: list[str], capfd: Said) -> None:
 
     assert belongs_to(old)
     for answer, address, code, owner in (
-        ("n", new, 2, old),
-        ("y", new, 0, new),
-        ("y", "http://pay.example", 2, new),
-    ):
+        ("n", new, 2, old), ("y", new, 0, new), ("y", "http://pay.example", 2, new),
+    ):  # fmt: skip
         person[:] = [answer]
         assert main(["ledger", "moved", "--base-url", address]) == code
         assert belongs_to(owner)

@@ -44,9 +44,6 @@ def kinds(records: list[Record], entries: list[Entry]) -> list[Class]:
 BACK, AGAIN = entry(-1150, line=3), entry(line=3)
 
 
-BACK, AGAIN = entry(-1150, line=3), entry(line=3)
-
-
 @pytest.mark.parametrize(
     ("state", "entries", "kind"),
     [

@@ -33,11 +33,7 @@ def shop(willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_a_file_beside_the_charges_has_all_settings(
-    shop: Path,
-    willing: Service,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
+    shop: Path, willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """Its paths are those beside it, wherever the command runs; every other command finds the same ledger."""
     monkeypatch.chdir(tmp_path)

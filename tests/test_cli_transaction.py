@@ -83,11 +83,7 @@ def test_a_paid_form_is_confirmed_and_may_be_again(service: SimulatorThread, cap
     ],
 )
 def test_a_confirmation_that_does_not_say_is_repeated(
-    state: str | None,
-    ids: tuple[int, str],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Said,
+    state: str | None, ids: tuple[int, str], code: int, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     async def confirm(*_: object) -> payclient.StatusReport:
         return payclient.StatusReport(state=state, transaction_id=ids[0], client_transaction_id=ids[1])  # type: ignore[arg-type]  # one of its words

@@ -140,9 +140,6 @@ def test_no_text_field_takes_what_no_service_could(model: type, base: dict[str, 
 NO_ITEMS: list[Any] = [None, 5, "ab", [{}], [LineItem(), None], [BillTo()], LineItem()]
 
 
-# --- Every other bad value
-
-
 #: A model, what it is valid with, a field, its bad values, and the service's name of the field.
 BAD: list[tuple[type, dict[str, Any], str, list[Any], str]] = [
     *((model, base, *rest)

@@ -171,11 +171,8 @@ async def test_what_is_no_id_is_refused_before_anything_is_sent(name: str, bad: 
     one, both = {name: bad}, {"transaction_id": 7, "client_transaction_id": "form-1", name: bad}
     async with session_of(Scripted()) as session:
         for call in (
-            session.confirm(**both),
-            session.cancel(**one),
-            session.reverse(**one),
-            session.status(**one),
-        ):
+            session.confirm(**both), session.cancel(**one), session.reverse(**one), session.status(**one),
+        ):  # fmt: skip
             with pytest.raises(InvalidRequestError) as caught:
                 await call
             assert [detail.message for detail in caught.value.errors] == [to_service(name)]

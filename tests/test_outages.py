@@ -232,13 +232,11 @@ async def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger(
 @pytest.mark.parametrize(
     ("url", "ledger", "warns"),
     [
-        ("https://pay.example", None, True),
-        ("https://pay.example", "memory:", True),
-        ("http://127.0.0.1:9", None, False),
-        ("http://localhost:9", None, False),
+        ("https://pay.example", None, True), ("https://pay.example", "memory:", True),
+        ("http://127.0.0.1:9", None, False), ("http://localhost:9", None, False),
         ("https://pay.example", "sqlite:", False),
     ],
-)
+)  # fmt: skip
 async def test_a_ledger_in_memory_for_a_real_address_is_warned_of(
     url: str, ledger: str | None, warns: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

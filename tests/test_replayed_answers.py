@@ -131,10 +131,7 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
     """The second one is unknown, with a conflict, and its own answer is not taken for a third one's."""
     ledger = await payclient.open_ledger("memory:")
     first = (read, write(created(12)), read, write(created(12)), next_turns, write(created(13)), read)
-    async with (
-        RawServer(first, (read, write(created(14)))) as server,
-        tracking(server, ledger) as tracker,
-    ):
+    async with RawServer(first, (read, write(created(14)))) as server, tracking(server, ledger) as tracker:
         assert (await tracker.sale(sale("order-1", "0984111001"))).transaction_id == 12
         second = await tracker.sale(sale("order-2", "0984111002"))
         assert (second.state, second.transaction_id) == (State.UNKNOWN, None)
@@ -157,10 +154,7 @@ async def test_one_answer_for_two_forms() -> None:
     links = answer({"paymentId": "P1", "payWithCard": "https://pay.example/c?x=1"})
     fresh = answer({"paymentId": "P2", "payWithCard": "https://pay.example/c?x=2"})
     first = (read, write(links), read, write(links), next_turns, write(fresh), read)
-    async with (
-        RawServer(first, (read, write(fresh))) as server,
-        tracking(server) as tracker,
-    ):
+    async with RawServer(first, (read, write(fresh))) as server, tracking(server) as tracker:
         assert (await tracker.prepare(form("form-1"))).payment_id == "P1"
         with pytest.raises(payclient.OutcomeUnknownError):
             await tracker.prepare(form("form-2"))

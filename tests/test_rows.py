@@ -639,11 +639,9 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     merged = cell.format("float", 'office:value="12.5" table:number-rows-spanned="2"', "12,50")
     hide = ' table:visibility="filter"'
     kinds = (
-        ("good.ods", amount, ""),
-        ("bad.ods", error, ""),
-        ("merged.ods", merged, ""),
+        ("good.ods", amount, ""), ("bad.ods", error, ""), ("merged.ods", merged, ""),
         ("hidden.ods", amount, hide),
-    )
+    )  # fmt: skip
     for name, last, hidden in kinds:
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("META-INF/manifest.xml", "<manifest/>")

@@ -88,12 +88,9 @@ async def test_the_customers_answer_decides_and_notifies(
 async def test_a_notification_is_sent_once_and_changes_nothing(client: Client, merchant: Merchant) -> None:
     """A merchant that answers an error, redirects or cannot be reached: not followed, not repeated, recorded."""
     urls = {
-        "http://127.0.0.1:1/": 0,
-        "no address": 0,
-        "http://[": 0,
-        merchant.url: 302,
+        "http://127.0.0.1:1/": 0, "no address": 0, "http://[": 0, merchant.url: 302,
         f"{merchant.url}/": 500,
-    }
+    }  # fmt: skip
     for number, (url, merchant.status) in enumerate(urls.items()):
         sale = await client.service.approve(await client.sale(number, responseUrl=url))
         assert sale.state == "Aceptado"

@@ -542,12 +542,8 @@ async def test_a_confirmed_form_is_kept_and_another_reversed(client: Client, clo
     await clock.advance(86_400)
     assert await client.state(one) == "Approved"
     counts = client.service.counts
-    assert (counts.confirms, counts.forms_paid, counts.reversed_unconfirmed, counts.collected) == (
-        3,
-        2,
-        1,
-        315,
-    )
+    done = (counts.confirms, counts.forms_paid, counts.reversed_unconfirmed, counts.collected)
+    assert done == (3, 2, 1, 315)
     assert client.service.collected_per_client_id["form-1"] == 315
     _, forms = await control.call(client.service.url, "forms")
     kept = [(form["confirmed"], form["reversal"]) for form in forms]
@@ -559,11 +555,9 @@ async def test_a_confirm_must_match(client: Client) -> None:
     one = await client.paid()
     two = await client.sale()
     for answer in (
-        await client.confirm(one, "form-2"),
-        await client.confirm(one + 7),
-        await client.confirm(two, "order-1"),
-        await client.confirm(0),
-    ):
+        await client.confirm(one, "form-2"), await client.confirm(one + 7),
+        await client.confirm(two, "order-1"), await client.confirm(0),
+    ):  # fmt: skip
         assert (answer[0], answer[1]["errorCode"]) == (404, 20)
     status, error = await client.post("/api/button/V2/Confirm", {"id": "x"})
     assert (status, [entry["message"] for entry in error["errors"]]) == (400, ["id", "clientTxId"])

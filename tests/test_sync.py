@@ -31,9 +31,7 @@ PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 #: What of the async classes is not here: `aclose` is `close`, and the rest is for batches and the command line.
 NOT_HERE = {
-    "Tracker": {"aclose", "attempts"},
-    "PendingSale": {"digest", "refusal"},
-    "Charges": set[str](),
+    "Tracker": {"aclose", "attempts"}, "PendingSale": {"digest", "refusal"}, "Charges": set[str](),
 }  # fmt: skip
 
 
@@ -528,12 +526,8 @@ def test_a_fork(service: SimulatorThread) -> None:
     """, service.url))  # fmt: skip
     assert out == "True\nTrue\nTrue\n[0, 0]\n"
     assert set(service.created_per_client_id) == {
-        "of-the-parent",
-        "of-the-child",
-        "after",
-        "order-0",
-        "order-1",
-    }
+        "of-the-parent", "of-the-child", "after", "order-0", "order-1",
+    }  # fmt: skip
     assert set(service.created_per_client_id.values()) == {1}
 
 

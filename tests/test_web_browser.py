@@ -366,8 +366,6 @@ async def waited(shop: Shop, identifier: str) -> None:
 
 async def fill(page: Page) -> None:
     for name, value in {
-        "phoneNumber": "+593984111222",
-        "email": "a@shop.example",
-        "documentId": "0102",
-    }.items():
+        "phoneNumber": "+593984111222", "email": "a@shop.example", "documentId": "0102",
+    }.items():  # fmt: skip
         await page.fill(f'input[name="{name}"]', value)

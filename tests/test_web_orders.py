@@ -29,12 +29,9 @@ async def test_the_state_and_the_files(framework: Any) -> None:
         await tracker.sale(sale())
         await tracker.sale(sale("order-18", phone="0984111333"))
         paths = (
-            "order-17/status",
-            "order-18/status",
-            "assets/style.css",
-            "assets/waiting.js",
+            "order-17/status", "order-18/status", "assets/style.css", "assets/waiting.js",
             "assets/other.js",
-        )
+        )  # fmt: skip
         state, hidden, style, script, none = [await asking("GET", f"/shop/orders/{path}") for path in paths]
     assert (state.status, json.loads(state.body)["waiting"]) == (200, True)
     assert state.headers["content-type"].startswith("application/json")

@@ -379,12 +379,9 @@ async def test_three_workers_over_one_postgresql(
     clock = ManualClock()
     async with HeldSimulator(clock, UNLIMITED) as service:
         with serving(
-            gunicorn("shop_django:app", 3),
-            service.url,
-            tmp_path,
-            ledger=postgres.url(database),
+            gunicorn("shop_django:app", 3), service.url, tmp_path, ledger=postgres.url(database),
             profile=PRESET,
-        ) as shop:
+        ) as shop:  # fmt: skip
             async with AsyncExitStack() as stack:
                 tabs = [await stack.enter_async_context(customer_of(shop)) for _ in range(12)]
                 links = await asyncio.gather(*(tab.form("a") for tab in tabs))
@@ -477,12 +474,9 @@ async def test_a_shop_that_is_killed_between_two_steps(tmp_path: Path) -> None:
                 backs = {each: await service.pay(payment_id(links[each])) for each in forms[2:]}
                 assert "Paid." in await customer.get(backs["returned"])
                 await killed(
-                    service,
-                    shop,
-                    customer.click("pay", "sending", "0984111222"),
-                    customer.click("card", "preparing"),
-                    customer.get(backs["confirming"]),
-                )
+                    service, shop, customer.click("pay", "sending", "0984111222"),
+                    customer.click("card", "preparing"), customer.get(backs["confirming"]),
+                )  # fmt: skip
         with serving("aiohttp", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
                 for order in ("sent", "sending", "preparing", *forms):

@@ -22,15 +22,7 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import (
-    BillTo,
-    LineItem,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    StatusReport,
-)
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, PrepareResult, SaleRequest, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.validation import is_safe_link
 from payclient.wire import (
@@ -189,11 +181,9 @@ def test_an_error_object_is_kept_whole() -> None:
     error = judged(400, json.dumps(body))
     assert (error.message, error.error_code) == ("general", 800)
     assert error.errors == (
-        ErrorDetail("Amount", 0, ("one", "two")),
-        ErrorDetail("no descriptions", 7),
+        ErrorDetail("Amount", 0, ("one", "two")), ErrorDetail("no descriptions", 7), ErrorDetail(""),
         ErrorDetail(""),
-        ErrorDetail(""),
-    )
+    )  # fmt: skip
     assert error.user_messages == ("Amount: one; two", "no descriptions")
     # What is no list is none, and the general message is shown (§7.1); there is always one.
     for errors in (None, {}, "x", 5, True, {"errorCode": 2061}):
@@ -324,17 +314,8 @@ def test_what_is_not_strictly_of_its_type_is_not_read() -> None:
             assert (found.state, getattr(found, field)) == ("Aceptado", None), value
             assert found.unreadable == (() if value is None else (name,))
     for word in (
-        "Reversed",
-        "approved",
-        "",
-        "Aceptado",
-        "Pendiente",
-        "Cancelado",
-        None,
-        3,
-        ["Approved"],
-        True,
-    ):
+        "Reversed", "approved", "", "Aceptado", "Pendiente", "Cancelado", None, 3, ["Approved"], True,
+    ):  # fmt: skip
         found = report(200, entry(5, word))
         assert found is not None
         assert (found.state, found.transaction_id) == (None, 5), word

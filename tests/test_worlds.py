@@ -97,13 +97,10 @@ def test_a_variant_takes_what_the_shipped_function_takes(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "no permit",
-        "resend after crash",
-        "expiry says unpaid",
-        "guard outside the permit",
+        "no permit", "resend after crash", "expiry says unpaid", "guard outside the permit",
         "forms are forgotten",
     ],
-)
+)  # fmt: skip
 def test_broken_code_is_seen(name: str) -> None:
     """By a seed in which the shipped code keeps its promises; `--variants` tries every one of `VARIANTS`."""
     kinds = VARIANTS[name].kinds

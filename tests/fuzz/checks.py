@@ -9,12 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from payclient.errors import (
-    CustomerBusyError,
-    InvalidNotificationError,
-    OutcomeUnknownError,
-    RefusedError,
-)
+from payclient.errors import CustomerBusyError, InvalidNotificationError, OutcomeUnknownError, RefusedError
 from payclient.notifications import parse_external_notification, parse_notification, parse_return
 from payclient.profile import ReturnProfile, ServiceProfile, StatusProfile
 from payclient.wire import (

@@ -188,14 +188,12 @@ def _forms(window: float) -> dict[str, Any]:
     """What the profile has of forms and reversals; seconds within which a form is confirmed."""
     return {
         "confirm": ConfirmProfile(
-            path="/api/button/V2/Confirm",
-            transaction_id_field="id",
-            client_transaction_id_field="clientTxId",
-            window=window,
+            path="/api/button/V2/Confirm", transaction_id_field="id",
+            client_transaction_id_field="clientTxId", window=window,
         ),
         "reverse": UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id"),
         "returned": ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
-    }
+    }  # fmt: skip
 
 
 def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
@@ -220,9 +218,7 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
         "repeat": r.uniform(0.1, 0.7), "checks_duplicates": False, "checks_busy": False, "by_client": True,
     },
     "names": lambda r, s: {
-        "named": r.uniform(0.0, 0.7),
-        "lag": r.uniform(0.3, 1.0),
-        "forge": s.forge or 1.0,
+        "named": r.uniform(0.0, 0.7), "lag": r.uniform(0.3, 1.0), "forge": s.forge or 1.0,
         "flood": r.choice((0, 6, 12)),
     },
     "lag": lambda r, s: {"lag": r.uniform(0.2, 1.0)},
@@ -233,9 +229,7 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     },
     "storms": _storm,
     "hangs": lambda r, s: {
-        "source": r.random() < 0.6,
-        "hang": r.uniform(0.05, 0.4),
-        "endless": r.random() < 0.5,
+        "source": r.random() < 0.6, "hang": r.uniform(0.05, 0.4), "endless": r.random() < 0.5,
     },
     "outages": lambda r, s: {"outage": r.uniform(0.02, 0.3), "outage_of_reads": r.random() < 0.3},
     "another account": lambda r, s: {

@@ -290,11 +290,9 @@ class World:
             process.loop.abandon()
         self.store.connection.close()
         result = Result(
-            seed=self.settings.seed,
-            violations=tuple(self.oracle.violations),
-            story=tuple(self.story),
+            seed=self.settings.seed, violations=tuple(self.oracle.violations), story=tuple(self.story),
             posts=len(self.oracle.posts),
-        )
+        )  # fmt: skip
         self._lives.clear()
         self.processes.clear()
         self._events.clear()

@@ -159,11 +159,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+        cwd=ROOT, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
     (wheel,) = out.glob("*.whl")
     target = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
@@ -175,12 +172,9 @@ def run(project: Path, installed: Path, *options: str, code: int = 0) -> str:
     """What pytest says in the project; it loads only the plugins that are named, of all that are installed here."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
-        cwd=project,
+        cwd=project, capture_output=True, text=True, timeout=60,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(installed), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

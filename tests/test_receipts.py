@@ -117,9 +117,6 @@ def test_why_it_was_declined(fields: dict[str, object], reason: str | None) -> N
     assert (report.state, report.reason, report.receipt) == ("Cancelado", reason, {})
 
 
-# --- Declines through the preset
-
-
 # --- What stays
 
 

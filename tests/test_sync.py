@@ -556,11 +556,8 @@ def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp
     assert service.created_per_client_id == {"order-1": 1}
 
 
-def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(
-    service: SimulatorThread, tmp_path: Path
-) -> None:
+def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(service: SimulatorThread) -> None:
     """A request that ignores its cancellation holds the tracker up; nobody is told that nothing was created."""
-    ledger = f"sqlite:{tmp_path / 'charges.db'}"
     text = """
         import asyncio
         sync._EXIT_PATIENCE = 0.5
@@ -583,7 +580,7 @@ def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(
         threading.Thread(target=charge).start()
         sent.wait()
     """
-    assert ended(start(text, service.url, ledger)).split() == ["OutcomeUnknownError"]
+    assert ended(start(text, service.url)).split() == ["OutcomeUnknownError"]
 
 
 @pytest.mark.parametrize("is_used", [True, False])
@@ -633,10 +630,9 @@ def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
     assert ended(start(text, service.url)).splitlines() == ["handled None", "True"] * 2
 
 
-def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread) -> None:
     """Whoever waits is interrupted at once; what was sent is recorded, and can be found."""
     silent.fail_next(Fault("latency", seconds=1.0, when="after"))
-    ledger = f"sqlite:{tmp_path / 'charges.db'}"
     process = start("""
         with opening() as tracker:
             try:
@@ -652,7 +648,7 @@ def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path)
                 found.wait()
             except KeyboardInterrupt:
                 print("interrupted", tracker.find("order-1").state, flush=True)
-    """, silent.url, ledger)  # fmt: skip
+    """, silent.url)  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "sending\n"
     while not silent.created_per_client_id:

@@ -10,7 +10,7 @@ import enum
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NewType, TypeVar
 
@@ -237,21 +237,17 @@ class Answer:
     @property
     def may_name_a_transaction(self) -> bool:
         """Whether a transaction id is in the body, or cannot be ruled out: the body is veiled, too long or not JSON."""
-        if _is_veiled(self.response):
+        body, coding = self.response.body, self.response.header("content-encoding") or "identity"
+        is_compressed = bool(body) and coding.strip().lower() != "identity"
+        # Of two bytes a letter, or with letters as escapes, it does not show its names either.
+        if is_compressed or b"\0" in body or (b"\\u00" in body and _ESCAPED_LETTER.search(body)):
             return True
-        lowered = self.response.body.lower()
+        lowered = body.lower()
         if b"transaction" not in lowered:
             return False  # nearly every error object
         if len(lowered) > MAX_SEARCHED or (self.data is None and _ID_NAME.search(lowered)):
             return True
         return bool(self.named_ids())
-
-
-def _is_veiled(response: HttpResponse) -> bool:
-    """Return whether the bytes of a body may not show its names: compressed, of two bytes a letter, or as escapes."""
-    body, coding = response.body, response.header("content-encoding") or "identity"
-    compressed = bool(body) and coding.strip().lower() != "identity"
-    return compressed or b"\0" in body or (b"\\u00" in body and bool(_ESCAPED_LETTER.search(body)))
 
 
 def parse_json(body: bytes) -> Any:
@@ -275,7 +271,14 @@ def _contradicts_itself(body: bytes, data: Any, profile: ServiceProfile) -> bool
     status = profile.status
     names = _deciding_names(status and status.state_field, status and status.code_field)
     counts = {name: len(written.findall(body)) for name, quoted, written in names if body.count(quoted) > 1}
-    fields = Counter(name for name, _ in _walk(data)) if counts else {}
+    fields, values = Counter[str](), [data] if counts else []
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            fields.update(value.keys())
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(value)
     return any(count > fields.get(name, 0) for name, count in counts.items())
 
 
@@ -290,18 +293,6 @@ def _deciding_names(
         for name in names
         if name is not None
     )
-
-
-def _walk(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each field of each object in a JSON value."""
-    values = [data]
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            yield from value.items()
-            values.extend(value.values())
-        elif isinstance(value, list):
-            values.extend(value)
 
 
 def _read_details(entries: object) -> tuple[ErrorDetail, ...]:

@@ -59,7 +59,10 @@ class _LoopThread:
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
         """Run a coroutine on the loop in the caller's context. A caller who is interrupted leaves it running."""
-        would_block = asyncio._get_running_loop() is not None and not _is_notebook()
+        # A Jupyter kernel's cells run on its loop, and are expected to block.
+        ipython = sys.modules.get("IPython")
+        is_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+        would_block = asyncio._get_running_loop() is not None and not is_notebook
         if would_block or threading.current_thread() is self._thread:
             raise UsageError(
                 "payclient.sync would block the event loop that runs in this thread: await the methods of "
@@ -142,12 +145,6 @@ def _thread() -> _LoopThread:
 
 def _end() -> None:
     _thread().end()
-
-
-def _is_notebook() -> bool:
-    """Return whether this is a Jupyter kernel, whose cells run on its loop, and are expected to block."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def _giving(

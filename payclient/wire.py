@@ -19,7 +19,6 @@ from payclient.answers import (
     SALE_ANSWERS,
     UNREADABLE,
     Answer,
-    Fields,
     HttpResponse,
     Verdict,
     decide,
@@ -402,8 +401,12 @@ def _is_not_found(answer: Answer) -> bool:
 
 def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport:
     """Read one status object. A field of another type is left out and named in `unreadable`."""
-    fields = read_fields(entry, profile)
-    state = _read_state(fields, profile)
+    fields, status = read_fields(entry, profile), profile.status
+    assert status is not None  # noqa: S101 - a profile without one has no reports
+    # None: not mapped, or contradicted by the profile's code of the state.
+    state: Any = status.states.get(fields.state)  # type: ignore[arg-type]  # None and unreadable ones are in no map
+    if fields.state_code is not None and status.codes.get(fields.state_code) != state:
+        state = None
     found: dict[str, Any] = {name: getattr(fields, name) for name in _REPORTED}
     wrong = [name for name, value in found.items() if value is UNREADABLE]
     found.update(dict.fromkeys(wrong, None))
@@ -433,16 +436,6 @@ def _join_reason(kept: dict[str, str | int]) -> str | None:
     """Return a text with the codes behind it, such as "Fondos Insuficientes (16)"; a code of 0 says nothing."""
     said = [str(value) for value in kept.values() if value != 0]
     return f"{said[0]} ({', '.join(said[1:])})" if len(said) > 1 else "".join(said) or None
-
-
-def _read_state(found: Fields, profile: ServiceProfile) -> Any:
-    """Return one of §3's words, or None: not mapped, or contradicted by the profile's code of the state."""
-    status = profile.status
-    assert status is not None  # noqa: S101 - a profile without one has no reports
-    state = status.states.get(found.state)  # type: ignore[arg-type]  # None and unreadable ones are in no map
-    if found.state_code is not None and status.codes.get(found.state_code) != state:
-        return None
-    return state
 
 
 def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:

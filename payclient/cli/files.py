@@ -70,8 +70,8 @@ def check_apart(named: Mapping[str, Path | None]) -> None:
         if path is None:
             continue
         found = path.stat() if path.exists() else None
-        for key in (os.path.realpath(path), None if found is None else (found.st_dev, found.st_ino)):
-            if key is not None and seen.setdefault(key, option) != option:
-                raise ConfigurationError(
-                    f"{option} {path.name}: is the same file as {seen[key]}; each must have its own; nothing was sent"
-                )
+        key = os.path.realpath(path) if found is None else (found.st_dev, found.st_ino)
+        if seen.setdefault(key, option) != option:
+            raise ConfigurationError(
+                f"{option} {path.name}: is the same file as {seen[key]}; each must have its own; nothing was sent"
+            )

@@ -11,7 +11,7 @@ import payclient
 from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
+from payclient.lifecycle import Record, State
 
 __all__ = ["FailingLedger", "HookedLedger", "HookedSharedLedger", "SharedLedger", "disk_full", "once"]
 
@@ -34,11 +34,18 @@ class SharedLedger(MemoryLedger):
         #: Who holds what until when; when any process may make the next query.
         self.holders: dict[str, tuple[object, float]] = {} if with_ is None else other.holders
         self.rate: list[float] = [0.0] if with_ is None else other.rate
+        #: The number of the last change, by whichever process.
+        self.last: list[int] = [0] if with_ is None else other.last
         self.holds: float | None = None
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+    def _note(self, after: Record, before: State | None, event: Event | None) -> None:
+        self._cursor = self.last[0]
+        super()._note(after, before, event)
+        self.last[0] = self._cursor
 
     async def permit(self, record: Record) -> bool:
         granted = await super().permit(record)

@@ -75,7 +75,7 @@ class Charges(AsyncIterator[ChargeResult]):
             renews_token=tracker.attempts.session.renews_token,
             stop=self.stop,
         )
-        #: Seconds for which the lane of an unknown sale is held beyond its expiry, which has the total time-out in it.
+        #: Seconds for which the lane of an unknown sale is busy beyond its expiry, which has the total time-out in it.
         self._late = max(UNKNOWN_GRACE * self._scale - tracker.attempts.session.timeouts.total, 0.0)
         self._wait = wait
         self._retry_refused = "refused" in retry
@@ -298,7 +298,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- One row
 
     async def _charge(self, lane: Lane) -> None:
-        """Send the first row of a lane and hold the lane until its customer is free again."""
+        """Send the first row of a lane and keep the lane busy until its customer is free again."""
         try:
             sent: PendingSale | ChargeResult | float = await self._send(lane.rows[0])
             raced = isinstance(sent, PendingSale) and sent.state in (State.SENDING, State.REFUSED)
@@ -318,11 +318,11 @@ class Charges(AsyncIterator[ChargeResult]):
         if isinstance(sent, ChargeResult):
             await self._emit(sent)
         else:
-            await self._hold(sent)
+            await self._await_customer(sent)
         self._free(lane)
 
-    async def _hold(self, sent: PendingSale) -> None:
-        """Hold a lane until the customer of its sale can be charged again."""
+    async def _await_customer(self, sent: PendingSale) -> None:
+        """Wait until the customer of a sale can be charged again, and put the sale's result once it is decided."""
         self.pending += 1
         try:
             over = self._wait == 0 or self._exited or await self._until_over(sent)
@@ -337,14 +337,14 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
-        fault: LedgerError | None = None
+        unread: LedgerError | None = None
         if row.refused or (self._shares and self.stopped is not None):
             # Its sale may have been found paid since, or sent by another process.
-            fault = await self._read_again(row)
+            unread = await self._read_again(row)
         key, may_send = row.request.client_transaction_id, row.may_send(retry_refused=self._retry_refused)
         if row.refused and not may_send:
-            known = row.refused.outcome if fault is None else None
-            return ChargeResult(request_key=key, outcome=known, error=fault)
+            refused = row.refused.outcome if unread is None else None
+            return ChargeResult(request_key=key, outcome=refused, error=unread)
         if may_send and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)

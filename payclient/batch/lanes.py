@@ -103,8 +103,8 @@ class LaneRow:
 
     def may_send(self, *, retry_refused: bool) -> bool:
         """Return whether the row may be sent, as far as is known; otherwise its answer is in the ledger."""
-        known = self.refused
-        return self.known is None or (known is not None and (retry_refused or passes(*known.refusal)))
+        refused = self.refused
+        return self.known is None if refused is None else retry_refused or passes(*refused.refusal)
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)

@@ -128,14 +128,13 @@ class Batch:
         try:
             await self._write(database)
         finally:
-            # One without an answer may be on record all the same.
-            self._paid += [
-                each
-                for each in self.writes
-                if isinstance(after := self.answers.get(each, each.after), Record)
-                and after.state is State.ACCEPTED
-                and each.record.state is not State.ACCEPTED
-            ]
+            for each in self.writes:
+                after = self.answers.get(
+                    each, each.after
+                )  # without an answer it may be on record all the same
+                is_paid = isinstance(after, Record) and after.state is State.ACCEPTED
+                if is_paid and each.record.state is not State.ACCEPTED:
+                    self._paid.append(each)
         if self._paid:
             await self._note_overpaid(database)
             self._paid.clear()
@@ -268,7 +267,7 @@ class Batch:
         record = write.record
         if isinstance(event, Created) and record.credentials:
             key = (event.transaction_id, record.credentials, record.client_transaction_id)
-            if await database.fetch("holder", key):
+            if await database.fetch("taken_by", key):
                 raise TransactionTakenError.of(record, event.transaction_id)
 
     async def _note_overpaid(self, database: Database) -> None:

@@ -483,7 +483,7 @@ SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $
 SELECT {record} FROM payclient.find($1)
 
 -- Which other sale, sent under these credentials, has a transaction.
--- name: holder
+-- name: taken_by
 SELECT client_transaction_id FROM payclient.transactions
 WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 LIMIT 1
 

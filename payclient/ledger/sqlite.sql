@@ -265,7 +265,7 @@ SELECT {record} FROM records WHERE client_transaction_id IN (?)
 ORDER BY client_transaction_id, attempt
 
 -- Which other sale, sent under these credentials, has a transaction.
--- name: holder
+-- name: taken_by
 SELECT client_transaction_id FROM transactions
 WHERE transaction_id = ? AND credentials = ? AND client_transaction_id <> ? LIMIT 1
 

@@ -96,8 +96,6 @@ class Attempt:
     is_new: bool = False
     #: What Prepare returned.
     result: PrepareResult | None = attrs.field(default=None, repr=False)
-    #: UTC seconds.
-    prepared_at: float = 0.0
     #: The record that the permit inserts; None before, and where it was denied.
     record: Record | None = None
     #: The INSERT was committed, and the send may go on.
@@ -271,13 +269,14 @@ class Attempts:
         """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
         own = attempt.client_transaction_id if before is None else before.purchase
         purchase = attempt.purchase or own
+        make_record = partial(self._record, attempt, before, purchase)
         refused = [] if before is None else [before]
         if before is not None:  # it was queried since, and may be of another purchase
             asks = await self._ledger.asks(purchase)
         if asks:
-            refused += await self._check_purchase(attempt, before, purchase, asks)
+            refused += await self._check_purchase(make_record(), asks)
         try:
-            event = await self._post(attempt, partial(self._permit, attempt, before, purchase, refused))
+            event = await self._post(attempt, partial(self._permit, attempt, make_record, refused))
         except Exception as error:
             if attempt.record is None:
                 raise  # no byte has left
@@ -291,20 +290,17 @@ class Attempts:
         if attempt.kind == "sale":
             sale = await self.session.send_sale(attempt.http, permit, check=check)
             now = self._clock.time()
-            end = now + self._poller.policy.sale_window
+            end = now + self._poller.policy.life["sale"]
             return Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
         attempt.result = await self.session.send_prepare(attempt.http, permit, check=check)
         now = self._clock.time()
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-        # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
-        attempt.prepared_at = attempt.record.created_at
         # Keep the links before the form is PENDING: whoever finds it PENDING finds its links, too.
-        await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
+        await self._links.keep(attempt.record, attempt.result)
         return self._prepared(now)
 
     def _prepared(self, now: float) -> Prepared:
-        # A link may be loaded as late as it is handed out, and then lives once more.
-        return Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
+        return Prepared(at=now, expires_at=now + self._poller.policy.life["form"])
 
     def _event_of_close(self, attempt: Attempt, record: Record) -> Event:
         """Return the event of a send that a closing tracker ended."""
@@ -312,17 +308,15 @@ class Attempts:
             return self._prepared(self._clock.time())  # its caller has the links
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
-    async def _check_purchase(
-        self, attempt: Attempt, before: Record | None, purchase: str, asks: list[Record]
-    ) -> list[Record]:
+    async def _check_purchase(self, new: Record, asks: list[Record]) -> list[Record]:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
 
         A sale that was refused, and notified all the same, is queried first: it may be paid. Returns the refused sales.
         """
-        if holder := find_holder(self._poller, asks, self._record(attempt, before, purchase)):
+        if holder := find_holder(self._poller, asks, new):
             raise refusal_of(self._poller, holder)
         newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
-        newest.pop(attempt.client_transaction_id, None)  # queried already, where it was refused
+        newest.pop(new.client_transaction_id, None)  # queried already, where it was refused
         refused = [each for each in newest.values() if each.state is State.REFUSED]
         for each in refused:
             if each.notified_at is not None:
@@ -361,13 +355,13 @@ class Attempts:
         )
 
     async def _permit(
-        self, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+        self, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
     ) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
         if refused:
             await self._check_unchanged(refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
-        record = attempt.record = self._record(attempt, before, purchase)
+        record = attempt.record = make_record()
         denied: Exception = PermitDeniedError()
         try:
             granted = await self._asks.late.permit(record)

@@ -139,10 +139,11 @@ class KeptLinks:
         self._deleting: asyncio.Task[None] | None = None
         asks.on_form_decided = self.delete_dead
 
-    async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
+    async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
         if not self._keeps:
             return
+        prepared_at = record.created_at
         kept = {"payment_id": result.payment_id, "prepared_at": prepared_at, "links": dict(result.links)}
         try:
             await self._asks.ledger.keep_links(
@@ -206,12 +207,15 @@ class Forms:
         """Prepare a form under a client transaction id of its own."""
         attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
-        if attempt.result is None:  # a closing tracker ended it, and nobody has its links
+        if (
+            attempt.result is None or attempt.record is None
+        ):  # a closing tracker ended it: nobody has its links
             raise TrackerClosedError(
                 "the tracker was closed before the form's links came; prepare another form",
                 client_transaction_id=request.client_transaction_id,
             )
-        form = self._form(request.client_transaction_id, attempt.result, attempt.prepared_at)
+        # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
+        form = self._form(request.client_transaction_id, attempt.result, attempt.record.created_at)
         if not form.is_live(self._clock.time()):
             raise OutcomeUnknownError(
                 "the process stood still until the links were no longer safe to hand out; prepare another form",

@@ -100,8 +100,8 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
     holder = find_holder(poller, records, new)
     if holder is None or holder.state in PAID:
         return None
-    known = _open_until(poller, holder)
-    return holder.created_at + poller.policy.longest_life[holder.kind] if known is None else known
+    until = _open_until(poller, holder)
+    return holder.created_at + poller.policy.longest_life[holder.kind] if until is None else until
 
 
 def _open_until(poller: Poller, holder: Record) -> float | None:

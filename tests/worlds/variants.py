@@ -81,20 +81,10 @@ def _follow_redirects() -> list[Patch]:
     return [(PaySession, "_send_once", send)]
 
 
-def _permitted(attempt: Attempt, before: Record | None, purchase: str, at: float) -> Record:
-    attempt.record = Record(
-        client_transaction_id=attempt.client_transaction_id, attempt=1 if before is None else before.attempt + 1,
-        kind=attempt.kind, digest=attempt.digest, lane=attempt.lane, amount=attempt.amount,
-        currency=attempt.currency, created_at=at, purchase=purchase,
-    )  # fmt: skip
-    attempt.granted = True
-    return attempt.record
-
-
 async def _no_insert(
-    self: Attempts, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+    self: Attempts, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
 ) -> None:
-    _permitted(attempt, before, purchase, self._clock.time())
+    attempt.record, attempt.granted = make_record(), True
 
 
 def _record_after_send() -> list[Patch]:
@@ -112,11 +102,12 @@ def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
     async def permit(
-        self: Attempts, attempt: Attempt, before: Record | None, purchase: str, refused: Sequence[Record]
+        self: Attempts, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
     ) -> None:
-        if not await self._ledger.permit(_permitted(attempt, before, purchase, self._clock.time())):
-            attempt.record, attempt.granted = None, False
+        record = make_record()
+        if not await self._ledger.permit(record):
             raise PermitDeniedError
+        attempt.record, attempt.granted = record, True
 
     return [(Attempts, "_permit", permit)]
 

@@ -200,7 +200,10 @@ class Plan:
         yield "left_out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
-        yield "phones", self._respelled()
+        phones = {row.line: row.request for row in file.rows if row.respelled and row.request}
+        countries = sorted({request.country_code for request in phones.values()})
+        shapes = [f"{self.options.loaded_profile.phone_shapes[each]} ({each})" for each in countries]
+        yield "phones", _many("respelled", [*phones], shapes=", ".join(shapes))
         yield "unread", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
         yield "twice", _many("doubles", doubles), _LOUD
@@ -217,12 +220,6 @@ class Plan:
             return (good,)
         skipped = text("plan.skipped", path=self.skip_bad) if self.skip_bad else ""
         return good + text("plan.bad", count=len(self.file.bad)) + skipped, _BAD
-
-    def _respelled(self) -> str:
-        rows = {row.line: row.request for row in self.file.rows if row.respelled and row.request}
-        countries = sorted({request.country_code for request in rows.values()})
-        shapes = ", ".join(f"{self.options.loaded_profile.phone_shapes[each]} ({each})" for each in countries)
-        return _many("respelled", [*rows], shapes=shapes)
 
     def _run_facts(self) -> Iterator[tuple[str, ...]]:
         """Yield who is charged where, and how long it takes."""

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import Scripted, answer, refusal
+from fake_service import Scripted, answer, error_of, refusal
 from payclient.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -63,11 +63,9 @@ async def test_what_each_operation_sends_and_tells() -> None:
         for call in (session.cancel, session.reverse):
             await call(transaction_id=7)
             await call(client_transaction_id="form-1")
-            with pytest.raises(TypeError):
-                await call()
+            await error_of(TypeError, call())
         for either in (session.cancel, session.reverse, session.status):
-            with pytest.raises(TypeError):
-                await either(transaction_id=7, client_transaction_id="form-1")
+            await error_of(TypeError, either(transaction_id=7, client_transaction_id="form-1"))
     assert service.bodies == [
         ("POST", "/api/button/V2/Confirm", {"id": 7, "clientTxId": "form-1"}),
         ("POST", "/api/Cancel", {"id": 7}), ("POST", "/api/Cancel/Client", {"clientId": "form-1"}),
@@ -93,8 +91,7 @@ async def test_nothing_else_is_undone_and_nothing_unknown_is_sent_again(call: Ca
     """It may be withdrawn or reversed: one request, and an error that says so."""
     service = Scripted(said)
     async with session_of(service) as session:
-        with pytest.raises(OutcomeUnknownError):
-            await call(session)
+        await error_of(OutcomeUnknownError, call(session))
     assert len(service.requests) == 1
 
 
@@ -107,8 +104,7 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
         await call(session)
     assert len(service.requests) == 1
     async with session_of(Scripted(refused=9)) as session:
-        with pytest.raises(NotSentError):
-            await call(session)
+        await error_of(NotSentError, call(session))
     # A confirmation may be repeated, whatever became of the last one.
     for unknown in (ConnectionResetError(), HttpResponse(503, {}, b"<html>")) if call is CONFIRM else ():
         service = Scripted(unknown, unknown, said)
@@ -116,8 +112,7 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
             assert (await call(session)).state == "Aceptado"
         service = Scripted(*[unknown] * 3)
         async with session_of(service) as session:
-            with pytest.raises(OutcomeUnknownError):
-                await call(session)
+            await error_of(OutcomeUnknownError, call(session))
         assert len(service.requests) == 3
 
 
@@ -133,8 +128,7 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
 async def test_no_other_answer_is_a_confirmation(said: HttpResponse) -> None:
     """Strict: an object with its state, once."""
     async with session_of(Scripted(said)) as session:
-        with pytest.raises(OutcomeUnknownError):
-            await session.confirm(7, "form-1")
+        await error_of(OutcomeUnknownError, session.confirm(7, "form-1"))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +189,7 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
             await session.reverse(transaction_id=7)
     async with session_of(Scripted(), payclient.DOCUMENT) as session:
         for call in CALLS:
-            with pytest.raises(ConfigurationError):
-                await call(session)
+            await error_of(ConfigurationError, call(session))
         queries: list[dict[str, Any]] = [{}, {"transaction_id": 12}, {"client_transaction_id": "a"}]
         for arguments in queries:
             with pytest.raises(ConfigurationError, match=r"status\.by_"):

@@ -9,7 +9,7 @@ import pytest
 
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
-from fake_service import FakeService, hint, lost_answer, outcome_of, refusal, sale, tracking
+from fake_service import FakeService, error_of, hint, lost_answer, outcome_of, refusal, sale, tracking
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
 
@@ -109,8 +109,7 @@ async def test_what_is_not_decided_by_hand() -> None:
         with pytest.raises(payclient.UsageError, match="no such ask"):
             await tracker.resolve("order-0", as_="cancelled", **WHO)
         assert pending.outcome.paid is True
-    with pytest.raises(payclient.TrackerClosedError):
-        await tracker.resolve("order-17", as_="cancelled", **WHO)
+    await error_of(payclient.TrackerClosedError, tracker.resolve("order-17", as_="cancelled", **WHO))
 
 
 @pytest.mark.parametrize("change", [{"as_": "pending"}, {"actor": " "}, {"reason": ""}])
@@ -130,8 +129,7 @@ async def test_a_ledger_that_fails() -> None:
     async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
         full = True
-        with pytest.raises(payclient.LedgerUnavailableError):
-            await tracker.resolve("order-17", as_="accepted", **WHO)
+        await error_of(payclient.LedgerUnavailableError, tracker.resolve("order-17", as_="accepted", **WHO))
         assert pending.state == "unknown"
         full = False
         assert (await tracker.resolve("order-17", as_="accepted", **WHO)).paid is True

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, Scripted, answer, outcome_of, sale, tracking
+from fake_service import PROFILE, FakeService, Scripted, answer, error_of, outcome_of, sale, tracking
 from payclient.wire import HttpResponse
 
 State = payclient.State
@@ -166,8 +166,7 @@ async def test_a_refusing_status_refuses_nothing_that_may_be_named() -> None:
     """The profile calls the status a refusal, unless an id is in the body, of which compressed bytes show nothing."""
     said = HttpResponse(418, {"Content-Encoding": "gzip"}, gzip.compress(CREATED.encode()))
     async with session_of(said, REFUSING) as session:
-        with pytest.raises(payclient.OutcomeUnknownError):
-            await session.sale(sale())
+        await error_of(payclient.OutcomeUnknownError, session.sale(sale()))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +196,7 @@ async def test_a_hostile_refusal_is_searched_within_bounds(body: str) -> None:
         ("currency", "EUR"),
     ],
 )  # fmt: skip
-async def test_a_field_that_is_not_ours_is_a_conflict(
-    field: str, value: object, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_anothers_field_conflicts(field: str, value: object, caplog: pytest.LogCaptureFixture) -> None:
     """Another's, or there and not to be read, which is not "not said": one event, and never a verdict."""
     service = FakeService()
     ledger = await payclient.open_ledger("memory:")

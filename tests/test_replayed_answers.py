@@ -14,7 +14,7 @@ import pytest
 
 import payclient
 import payclient.session as session_module
-from fake_service import PROFILE, FakeService, form, outcome_of, record_in, sale
+from fake_service import PROFILE, FakeService, error_of, form, outcome_of, record_in, sale
 from fake_service import tracking as following
 from payclient.events import Event
 from payclient.ledger import Ledger
@@ -75,8 +75,7 @@ async def test_what_creates_nothing_ends_its_connection(body: object, status: in
         tracking(server) as tracker,
     ):
         if body == REFUSED:
-            with pytest.raises(payclient.NotCreatedError):
-                await tracker.sale(sale("order-1"))
+            await error_of(payclient.NotCreatedError, tracker.sale(sale("order-1")))
         else:
             assert (await tracker.sale(sale("order-1"))).state is State.UNKNOWN
         pending = await tracker.sale(sale("order-2", "0984111333"))
@@ -98,8 +97,7 @@ async def test_an_error_of_a_query_ends_its_connection(body: object, status: int
         if body == ABSENT:
             assert await session.status(transaction_id=12) is None
         else:
-            with pytest.raises(payclient.PayError):
-                await session.status(transaction_id=12)
+            await error_of(payclient.PayError, session.status(transaction_id=12))
         assert (await session.sale(sale("order-2"))).transaction_id == 13
     assert [connection.complete for connection in server.connections] == [1, 1]
 
@@ -156,8 +154,7 @@ async def test_one_answer_for_two_forms() -> None:
     first = (read, write(links), read, write(links), next_turns, write(fresh), read)
     async with RawServer(first, (read, write(fresh))) as server, tracking(server) as tracker:
         assert (await tracker.prepare(form("form-1"))).payment_id == "P1"
-        with pytest.raises(payclient.OutcomeUnknownError):
-            await tracker.prepare(form("form-2"))
+        await error_of(payclient.OutcomeUnknownError, tracker.prepare(form("form-2")))
         assert (await tracker.prepare(form("form-3"))).payment_id == "P2"
     assert len(server.connections) == 2
 

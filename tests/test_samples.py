@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aioresponses import aioresponses
 
+from fake_service import error_of
 from manual_clock import ManualClock
 from payclient import Tracker
 from payclient.errors import CustomerBusyError, RefusedError, UnauthorizedError, ValidationFailedError
@@ -177,8 +178,7 @@ async def test_errors_of_the_service_are_read_as_sampled() -> None:
     """§5, §7: a busy customer, a wrong token, a transaction that is not there, and a field that fails."""
     async with serving() as (service, session, wire):
         await session.sale(SALE)
-        with pytest.raises(CustomerBusyError):
-            await session.sale(attrs.evolve(SALE, client_transaction_id="order-2"))
+        await error_of(CustomerBusyError, session.sale(attrs.evolve(SALE, client_transaction_id="order-2")))
         assert wire.last == sample("sale_error_2061.json")
         for missing in ({"transaction_id": 5}, {"client_transaction_id": "x"}):
             assert await session.status(**missing) is None
@@ -190,8 +190,7 @@ async def test_errors_of_the_service_are_read_as_sampled() -> None:
         assert {"phoneNumber", "countryCode", "currency"} <= set(failed.value.fields)
         async with session_over(service.url, "token-2") as (other, wire):
             for call in (other.sale(SALE), other.prepare(PREPARE), other.status(transaction_id=5)):
-                with pytest.raises(UnauthorizedError):
-                    await call
+                await error_of(UnauthorizedError, call)
                 assert wire.last == sample("error_401.json")
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import virtual_loop
 from fake_service import PROFILE as QUERIES
-from fake_service import Permit, Scripted
+from fake_service import Permit, Scripted, error_of
 from payclient.clock import Timeouts
 from payclient.errors import (
     ConfigurationError,
@@ -386,8 +386,7 @@ async def test_status_after_a_401(query: bool) -> None:
     assert report is not None
     assert report.state == "Pendiente"
     assert fake.tokens == ["Bearer old", "Bearer new"]
-    with pytest.raises(UnauthorizedError):
-        await call()
+    await error_of(UnauthorizedError, call())
     assert fake.tokens[2:] == ["Bearer new", "Bearer newer"]
 
 
@@ -397,8 +396,7 @@ async def test_a_token_that_no_other_replaces(status: int) -> None:
     fake = Scripted(HttpResponse(status, {}, b'{"message": "no"}'))
     session = session_over(fake, TOKEN if status == 401 else Tokens("old", "new"))
     for calls in (1, 2):
-        with pytest.raises(UnauthorizedError):
-            await session.status(transaction_id=12)
+        await error_of(UnauthorizedError, session.status(transaction_id=12))
         assert fake.tokens == fake.tokens[:1] * calls
 
 
@@ -418,8 +416,7 @@ async def test_nothing_but_questions_is_repeated_after_a_401(call: Callable[...,
     """A fresh token repeats no request that does something; the halves of a call send what the whole does."""
     tokens, fake = Tokens("old", "new"), Scripted(WHO)
     session = session_over(fake, tokens, profile=PAYPHONE)
-    with pytest.raises(UnauthorizedError):
-        await call(session)
+    await error_of(UnauthorizedError, call(session))
     assert len(fake.requests) == 1
     (request,) = fake.requests
     halves = {"/api/Sale": session.encode_sale(SALE), "/api/button/Prepare": session.encode_prepare(PREPARE)}
@@ -443,12 +440,10 @@ async def test_a_late_401_keeps_a_fresh_token() -> None:
     session = session_over(transport, tokens)
     late = asyncio.create_task(cast("Any", session.sale(SALE)))
     await turns()
-    with pytest.raises(UnauthorizedError):
-        await session.sale(SALE)
+    await error_of(UnauthorizedError, session.sale(SALE))
     await session.sale(SALE)
     go.set()
-    with pytest.raises(UnauthorizedError):
-        await late
+    await error_of(UnauthorizedError, late)
     await session.sale(SALE)
     assert tokens.asked == 2
 
@@ -582,10 +577,8 @@ async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
     call = asyncio.create_task(cast("Any", session.sale(SALE)))
     await turns()
     call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    with pytest.raises(OutcomeUnknownError):
-        await session.sale(SALE, timeouts=Timeouts(total=0.01))
+    await error_of(asyncio.CancelledError, call)
+    await error_of(OutcomeUnknownError, session.sale(SALE, timeouts=Timeouts(total=0.01)))
 
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if fake.requests:
@@ -593,8 +586,7 @@ async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
         return await fake(request, before_send)
 
     fake = Scripted(FAILING, OSError(111, "refused"))
-    with pytest.raises(NotSentError):
-        await session_over(transport, on_exchange=told.append).status(transaction_id=12)
+    await error_of(NotSentError, session_over(transport, on_exchange=told.append).status(transaction_id=12))
     assert [(one.sent, one.error, one.http_status) for one in told] == [
         (True, "CancelledError", None), (True, "OutcomeUnknownError", None), (True, "NotSentError", None),
     ]  # fmt: skip

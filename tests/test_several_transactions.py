@@ -144,9 +144,7 @@ FAILING: list[Callable[[], HttpResponse]] = [
 
 
 @pytest.mark.parametrize("said", FAILING)
-async def test_a_look_that_fails_decides_nothing(
-    service: FakeService, said: Callable[[], HttpResponse]
-) -> None:
+async def test_a_failing_look_decides_nothing(service: FakeService, said: Callable[[], HttpResponse]) -> None:
     """Cancelled is said only once all were looked at; it is queried again."""
     async with selling(service) as (_, pending):
         service.decide("Cancelado")
@@ -352,9 +350,7 @@ async def test_the_later_look_at_a_refusal_outlives_its_process(service: FakeSer
 
 
 @EXISTS
-async def test_a_refusal_that_is_written_late_is_looked_at_later_too(
-    service: FakeService, says: Script
-) -> None:
+async def test_a_refusal_written_late_is_looked_at_later_too(service: FakeService, says: Script) -> None:
     """The ledger fails for a moment as the refusal comes."""
     lagging(service, 300)
     service.scripts = [posted(1, says)]
@@ -445,9 +441,7 @@ async def refused_and_found_later(service: FakeService, tracker: payclient.Track
 
 @pytest.mark.parametrize("says", [BUSY, DUPLICATE, INNER], ids=["2061", "23", "inner 23"])
 @pytest.mark.parametrize("unwritten", [False, True])
-async def test_a_refused_sale_that_was_paid_is_not_sent_again(
-    service: FakeService, says: Script, unwritten: bool
-) -> None:
+async def test_a_paid_refusal_is_not_sent_again(service: FakeService, says: Script, unwritten: bool) -> None:
     """Whichever code said that it exists, the next try looks again; also where the write of what it finds fails."""
     failing: list[bool] = []
     ledger = FailingLedger(lambda name: name == "apply" and bool(failing) and failing.pop())
@@ -506,9 +500,7 @@ async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
 # --- A refused attempt that turns out to be paid
 
 
-async def test_a_refused_attempt_that_was_paid_is_corrected(
-    service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_paid_refusal_is_corrected(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """The first query lagged. A notification is worth one more, and the feed shows the correction, with an alarm."""
     service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
@@ -591,9 +583,7 @@ async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) 
 
 
 @pytest.mark.parametrize("identifier", ["order-17", "another"])
-async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(
-    service: FakeService, identifier: str
-) -> None:
+async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeService, identifier: str) -> None:
     """A refused sale exists. One process decides to send it again, under its id or another one of the same purchase,
     and stands still; another process is notified of it.
     """
@@ -607,16 +597,14 @@ async def test_a_sale_is_not_sent_again_that_is_notified_while_it_connects(
 
     service.scripts = [posted(1, refuses(800)), late]
     async with tracking(service, one) as first, tracking(service, two) as second:
-        with pytest.raises(payclient.RefusedError):
-            await first.sale(sale(), purchase="cart")
+        await error_of(payclient.RefusedError, first.sale(sale(), purchase="cart"))
         again = asyncio.create_task(first.sale(sale(identifier), purchase="cart"))
         await service.clock.advance(1)
         service.status_scripts = [reset] * 10
         assert await second.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(20)
         woken.set()
-        with pytest.raises(payclient.NotSentError):
-            await again
+        await error_of(payclient.NotSentError, again)
         service.status_scripts = []
         service.decide("Aceptado")
         assert (await first.sale(sale())).outcome.paid is True

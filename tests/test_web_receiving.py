@@ -21,7 +21,7 @@ import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import aiohttp_app, ask, asking_of, lifespan
-from fake_service import FakeService, sale, tracking
+from fake_service import FakeService, error_of, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import receiver
 
@@ -151,9 +151,7 @@ async def test_a_small_compressed_notification_is_read_by_aiohttp(tracker: paycl
     assert [receipt for _, receipt in heard.told] == [Receipt.MATCHED, Receipt.DUPLICATE]
 
 
-async def test_a_sender_that_dawdles_is_answered(
-    tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not come ends with the time-out, not with the sender's patience."""
     monkeypatch.setattr(receiver, "TIMEOUT", 0.01)
     route = payclient.web.starlette.notification_route("/notify")
@@ -231,8 +229,7 @@ async def test_fastapi_is_a_starlette(service: FakeService) -> None:
     ]
     tracker = state["tracker"]
     assert isinstance(tracker, payclient.Tracker)
-    with pytest.raises(payclient.TrackerClosedError):
-        await tracker.sale(sale("order-18"))
+    await error_of(payclient.TrackerClosedError, tracker.sale(sale("order-18")))
 
 
 async def test_without_a_tracker_it_says_what_is_missing() -> None:

@@ -35,9 +35,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.mark.parametrize("command", ["sale", "prepare"])
-def test_one_charge_needs_the_consent_as_well(
-    willing: Service, tmp_path: Path, command: str, capfd: Said
-) -> None:
+def test_one_charge_needs_consent_too(willing: Service, tmp_path: Path, command: str, capfd: Said) -> None:
     """A sale under an id of yesterday's ledger would be charged again."""
     fields = {
         "sale": ["--phone-number", "0991", "--country-code", "593"],
@@ -65,9 +63,7 @@ def test_one_charge_needs_the_consent_as_well(
     ],
     ids=["nobody reads", "full disk", "closed", "closed to a machine"],
 )
-def test_output_that_nobody_takes_ends_no_run(
-    unwilling: Service, tmp_path: Path, shell: str, options: list[str]
-) -> None:
+def test_lost_output_ends_no_run(unwilling: Service, tmp_path: Path, shell: str, options: list[str]) -> None:
     """Rows are followed to their end and the report is whole; closed streams are how some daemons start a program."""
     report = tmp_path / "report.csv"
     file = write_csv(
@@ -137,9 +133,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_ledger_that_is_lost_at_the_end_hides_nothing_that_was_sent(
-    silent: Service, tmp_path: Path
-) -> None:
+def test_a_ledger_lost_at_the_end_hides_nothing_that_was_sent(silent: Service, tmp_path: Path) -> None:
     """Of two customers who were asked the report says so, and of the third that nothing was sent."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("lost", 3)), tmp_path / "report.csv"
     arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "2")
@@ -189,17 +183,13 @@ def test_a_report_on_a_full_disk_ends_the_sending(unwilling: Service, tmp_path: 
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
 
 
-def test_a_system_without_sighup_charges(
-    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sighup_it_charges(willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Windows."""
     monkeypatch.delattr("signal.SIGHUP")
     assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("windows", 2)))) == 0
 
 
-def test_an_unreachable_service_ends_a_batch_soon_and_says_why(
-    willing: Service, tmp_path: Path, capfd: Said
-) -> None:
+def test_a_batch_ends_soon_where_nobody_answers(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """Not each of 100 rows is tried: the first few tell, and the reason stands on the terminal."""
     away = Service("http://127.0.0.1:9", willing.profile)
     file, report = write_csv(tmp_path / "charges.csv", rows_of("nowhere", 100)), tmp_path / "report.csv"

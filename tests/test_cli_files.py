@@ -62,9 +62,7 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     assert "2026-0003" in willing.truth("2026-")
 
 
-def test_a_total_that_is_not_the_sum_is_said_without_the_plan(
-    willing: Service, tmp_path: Path, capfd: Said
-) -> None:
+def test_a_wrong_total_is_said_without_the_plan(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """It may be a row that lost its key and its phone, and the plan is not shown with `--yes`."""
     rows = rows_of("sum", 3)
     rows[2] |= {"client_transaction_id": "", "phone_number": ""}
@@ -198,9 +196,7 @@ def test_a_ledger_in_use_is_read_and_not_taken(tmp_path: Path, capfd: Said) -> N
     assert not report.exists()
 
 
-def test_the_token_of_a_file(
-    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_a_token_file(willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """By option or environment, before PAYCLIENT_TOKEN; a file that holds none is one line."""
     monkeypatch.setenv("PAYCLIENT_TOKEN", "another")
     token, file = tmp_path / "token", write_csv(tmp_path / "charges.csv", rows_of("tokenfile", 2))
@@ -257,9 +253,7 @@ def test_a_pipe_or_a_device_is_refused(
         ("--report", "--token-file"),
     ],
 )  # fmt: skip
-def test_one_file_for_two_things_is_refused(
-    willing: Service, tmp_path: Path, first: str, second: str, capfd: Said
-) -> None:
+def test_a_file_for_two_uses(willing: Service, tmp_path: Path, first: str, second: str, capfd: Said) -> None:
     """Also by another name, and where it does not exist yet."""
     file = write_csv(tmp_path / "charges.csv", rows_of("twice-named", 2))
     (tmp_path / "link.csv").symlink_to(file if second == "FILE" else tmp_path / "new.csv")

@@ -407,9 +407,7 @@ def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[b
     assert "[red]ñ[/] (code -1)".encode() in capfdbinary.readouterr().out, "a message is text"
 
 
-def test_export_to_a_full_disk(
-    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_export_disk_full(book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """A disk that takes no more gives one line, no traceback and no half of a file."""
 
     def full(_: int) -> None:

@@ -121,9 +121,7 @@ ENTRIES = st.builds(
 
 
 @given(ledgers(), st.lists(ENTRIES, max_size=8))
-def test_every_cent_of_both_sides_is_in_exactly_one_class(
-    records: list[Record], entries: list[Entry]
-) -> None:
+def test_each_cent_of_both_sides_is_in_exactly_one_class(records: list[Record], entries: list[Entry]) -> None:
     """No payment and no line is lost, doubled, or parted between two classes; what agrees, agrees to the cent."""
     pairs = compare(records, entries)
     assert Counter(entry for pair in pairs for entry in pair.entries) == Counter(entries)
@@ -143,9 +141,7 @@ def test_every_cent_of_both_sides_is_in_exactly_one_class(
 
 
 @given(ledgers(), st.lists(ENTRIES, max_size=6), st.randoms())
-def test_the_order_of_the_lines_changes_nothing(
-    records: list[Record], entries: list[Entry], chance: object
-) -> None:
+def test_the_lines_order_changes_nothing(records: list[Record], entries: list[Entry], chance: object) -> None:
     """A statement may be sorted in any way."""
     mixed = list(entries)
     chance.shuffle(mixed)  # type: ignore[attr-defined]  # a random.Random
@@ -248,9 +244,7 @@ def test_a_state_that_is_not_read_is_asked_for(month: Book, tmp_path: Path, capf
     assert month.get("order-unknown").state == "unknown"
 
 
-def test_what_a_statement_lists_is_decided_on_a_persons_word(
-    month: Book, tmp_path: Path, capfd: Said
-) -> None:
+def test_what_statements_list_is_decided_on_a_persons_word(month: Book, tmp_path: Path, capfd: Said) -> None:
     """With its name and the line as evidence; then each cent of the days agrees."""
     keys = ["rent-1", "rent-2", "order-accepted", "order-unknown"]
     file = statement(tmp_path / "enero.csv", *(f"{key};1/1;11,50;aceptado" for key in keys))
@@ -294,9 +288,7 @@ def test_what_another_line_may_say_was_given_back_is_not_decided(
     assert month.get("order-unknown").state == state
 
 
-def test_a_hostile_statement_writes_no_escape_sequence_to_the_terminal(
-    month: Book, tmp_path: Path, capfd: Said
-) -> None:
+def test_a_hostile_statement_writes_no_escape_sequence(month: Book, tmp_path: Path, capfd: Said) -> None:
     """One could hide the lines that do not agree."""
     file, report = tmp_path / "enero.csv", tmp_path / "r.csv"
     file.write_text(

@@ -83,9 +83,7 @@ def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path
     assert "\t125050\t1250.50\tUSD\t" in report.read_text(encoding="utf-8-sig")
 
 
-def test_a_report_of_another_file_is_replaced_with_a_word(
-    willing: Service, tmp_path: Path, capfd: Said
-) -> None:
+def test_another_files_report_is_replaced_with_a_word(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """In the plan, and with --yes in a line; nothing where the same file is charged again."""
     report, rows = tmp_path / "r.csv", rows_of("first", 3)
     first, second = (
@@ -220,9 +218,7 @@ def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
         pass
 
 
-def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
-    silent: Service, tmp_path: Path, capfd: Said
-) -> None:
+def test_a_report_ahead_of_the_ledger_is_a_refusal(silent: Service, tmp_path: Path, capfd: Said) -> None:
     """Rows that it calls sent and not decided would be charged again by a ledger that does not know them."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("knows", 4)), tmp_path / "r.jsonl"
     arguments = charge_arguments(silent, file, "--report", str(report), "--wait", "0")
@@ -261,9 +257,7 @@ def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
 
 
 @pytest.mark.parametrize(("first", "then"), [("0017", "17"), ("17", "0017")])
-def test_an_id_that_lost_its_zeros_is_a_refusal(
-    willing: Service, tmp_path: Path, capfd: Said, first: str, then: str
-) -> None:
+def test_lost_zeros_are_refused(willing: Service, tmp_path: Path, capfd: Said, first: str, then: str) -> None:
     """A spreadsheet takes it for a number: under the new id what was paid would be charged again."""
     file, (row,) = tmp_path / "charges.csv", rows_of(f"zeros-{first}", 1)
     arguments = charge_arguments(

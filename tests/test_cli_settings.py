@@ -63,9 +63,7 @@ def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyP
     assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out
 
 
-def test_a_pair_replaces_that_of_its_own_field_only(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_a_pair_replaces_its_own_field_only(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """An option over the file, and a section over what stands above it; in either spelling. What is kept is read."""
     monkeypatch.chdir(shop)
     settings = shop / "payclient.toml"
@@ -81,9 +79,7 @@ def test_a_pair_replaces_that_of_its_own_field_only(
     assert "--map amount_with_tax names the column monto" in capfd.readouterr().err
 
 
-def test_the_users_own_folder_comes_last(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_home_comes_last(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """It is read where neither the charges nor the working directory have a file."""
     place = tmp_path / "config" / "payclient"
     place.mkdir(parents=True)
@@ -97,9 +93,7 @@ def test_the_users_own_folder_comes_last(
     assert "must have a section [batch.rent]" in capfd.readouterr().err
 
 
-def test_a_file_of_another_user_is_not_found_by_chance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """In a directory like /tmp anybody may name the address to which the token is sent. `--config` trusts it."""
     settings, file = tmp_path / "payclient.toml", write_csv(tmp_path / "charges.csv", rows_of("foreign", 1))
     settings.write_text('base_url = "https://evil.example"')
@@ -126,9 +120,7 @@ def test_a_file_of_another_user_is_not_found_by_chance(
         ("max_pending = 0", "[max_pending] provided by"), (None, "cannot be read: No such file"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_meant_is_refused(
-    tmp_path: Path, content: str | None, said: str, capfd: Said
-) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, content: str | None, said: str, capfd: Said) -> None:
     """In one line, and the token that stands there is not repeated."""
     settings = tmp_path / "settings.toml"
     if content is not None:
@@ -141,9 +133,7 @@ def test_a_file_that_cannot_be_meant_is_refused(
     assert err.count("\n") == 1
 
 
-def test_a_statement_has_its_own_section(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_statement_section(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Beside the statement; a column of charges is none of a statement."""
     (shop / "rent.csv").write_text("clave;telefono;valor;casa\nbank-1;0977000002;25,00;A\n")
     monkeypatch.chdir(tmp_path)

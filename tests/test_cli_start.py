@@ -65,9 +65,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
         assert " ".join(said.split()).startswith((sentence or "").removesuffix(".")), place
 
 
-def test_completion_is_installed_by_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_completion_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """For bash, zsh and fish, in the home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["--install-completion", "--shell", "bash"]) == 0

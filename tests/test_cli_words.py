@@ -139,9 +139,7 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
          "no se alcanza el servicio: nadie escucha en esa dirección (ECONNREFUSED); no se envió nada"),
     ],
 )  # fmt: skip
-def test_a_frequent_error_is_said_in_spanish(
-    arguments: str, said: str, capfd: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_spanish(arguments: str, said: str, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an operator meets on the first day."""
     monkeypatch.setenv("LANG", "es_EC.UTF-8")
     monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
@@ -204,9 +202,7 @@ def test_a_reason_has_its_spanish_form(english: str, spanish: str) -> None:
     assert reason(english) == spanish
 
 
-def test_the_language_is_told_or_that_of_the_system(
-    tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_which_language_is_meant(tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """--language wins over LC_ALL and LANG; any language but Spanish is English."""
     rows = rows_of("lengua", 3)
     rows[0]["phone_number"] = ""
@@ -285,9 +281,7 @@ def test_a_service_that_has_gone_is_told_of_once() -> None:
     assert [reach.note(exchange(200), 131.0), reach.note(exchange(200), 132.0)] == ["reachable", None]
 
 
-def test_a_run_says_that_the_service_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_a_run_says_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.run.AWAY_SECONDS", 0.2)
     # A process: a simulator in this one would leave the connections that it accepts at its end.
@@ -312,9 +306,7 @@ def test_a_run_says_that_the_service_has_gone(
     assert "revise la red de esta máquina" in err
 
 
-def test_the_plan_counts_what_it_corrects_and_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
-) -> None:
+def test_the_plan_counts_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Phones with their shape, lines above, between and below the rows, suspected doubles, the end by the clock."""
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr("time.time", lambda: 0.0)

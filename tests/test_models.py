@@ -179,9 +179,7 @@ BAD: list[tuple[type, dict[str, Any], str, list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "base", "name", "values", "field"), BAD)
-def test_a_bad_value_is_named(
-    model: type, base: dict[str, Any], name: str, values: list[Any], field: str
-) -> None:
+def test_each_bad_value(model: type, base: dict[str, Any], name: str, values: list[Any], field: str) -> None:
     """One bad value is one fault, under the service's name of the field."""
     for value in values:
         assert list(faults_of(model, **base | {name: value})) == [field], value

@@ -71,9 +71,7 @@ def test_anything_else_is_no_notification(delivery: dict[str, object]) -> None:
 
 
 @given(query=st.text(max_size=200), body=st.binary(max_size=200), content_type=st.text(max_size=30))
-def test_whatever_arrives_gives_a_notification_or_our_error(
-    query: str, body: bytes, content_type: str
-) -> None:
+def test_whatever_comes_gives_a_notification_or_our_error(query: str, body: bytes, content_type: str) -> None:
     """No input raises anything but `InvalidNotificationError`."""
     try:
         found = payclient.parse_notification(query=query, body=body, content_type=content_type)

@@ -115,9 +115,7 @@ async def test_an_outage_at_any_write(
 
 
 @in_virtual_time
-async def test_an_answer_that_cannot_be_written_is_unknown_until_it_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_answer_that_is_not_written_is_unknown_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
     """For 500 seconds: memory says no more than the ledger, the handle is there, and then the answer is on record."""
     service, ledger = Service(undecided=True), FailingLedger(Outage(1, 500.0, "all"))
     async with tracking(service, ledger=ledger) as tracker:

@@ -172,9 +172,7 @@ def another(**changes: object) -> Said:
     ],
     ids=["500", "429", "401", "an unmapped word", "another amount", "no amount", "another's"],
 )  # fmt: skip
-async def test_an_expired_push_is_open_until_its_last_query_says_more(
-    service: FakeService, said: Said
-) -> None:
+async def test_an_expired_push_is_open_until_a_query_says_more(service: FakeService, said: Said) -> None:
     """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""
     async with selling(service, purchase="cart") as (tracker, pending):
         service.decide("Aceptado")
@@ -273,9 +271,7 @@ async def test_an_expired_push_ends_without_a_status_source_too(service: FakeSer
         await tracker.sale(sale("second"), purchase="cart")
 
 
-async def test_an_answered_push_of_which_nothing_can_be_queried_holds_its_purchase(
-    service: FakeService,
-) -> None:
+async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
     """Approved or rejected, the notification does not say: only a person can free the purchase, in any process."""
     ledger = MemoryLedger()
     for answered_before in (True, False):
@@ -294,9 +290,7 @@ async def test_an_answered_push_of_which_nothing_can_be_queried_holds_its_purcha
             await tracker.sale(sale(f"again-{answered_before}"), purchase=cart)
 
 
-async def test_an_answered_form_of_which_nothing_can_be_queried_holds_its_purchase(
-    service: FakeService,
-) -> None:
+async def test_an_answered_form_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
     """One of which no payment was named is free once its links are dead."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
@@ -384,9 +378,7 @@ async def test_an_unknown_push_is_open(service: FakeService) -> None:
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente", "Cancelado", None])
-async def test_a_refused_push_that_was_notified_is_queried_before_another_ask(
-    service: FakeService, state: str | None
-) -> None:
+async def test_a_refused_push_that_was_notified_is_queried(service: FakeService, state: str | None) -> None:
     """A proxy repeated its request: what was refused may exist, and its process ended before it was answered."""
     service.scripts = [refuses(22)]
     ledger = MemoryLedger()

@@ -248,9 +248,7 @@ async def test_a_token_that_fails_after_a_reversal_leaves_it_to_its_queries(serv
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["just queried", "paused"])
-async def test_a_query_from_before_does_not_tell_what_a_refused_reversal_did(
-    service: Service, pauses: bool
-) -> None:
+async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(service: Service, pauses: bool) -> None:
     """It was repeated in between, and gave the payment back: one more query is made, at once or after the pause."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await paid(service, tracker)

@@ -161,9 +161,7 @@ def test_a_nick_name_needs_no_phone(read: Read) -> None:
         (f"{HEADER}\n{GOOD}\n", {"header_row": 5}, "--header-row 5: must be a line with names"),
     ],
 )  # fmt: skip
-def test_a_bad_header_is_one_clear_error(
-    read: Read, content: str, options: dict[str, Any], said: str
-) -> None:
+def test_a_bad_header_is_a_clear_error(read: Read, content: str, options: dict[str, Any], said: str) -> None:
     """Nothing can be sent; a header that is a person's data is not repeated."""
     with pytest.raises(InvalidRequestError, match=said) as caught:
         read(content, **options)
@@ -511,9 +509,7 @@ def test_the_profile_is_asked_too(read: Read) -> None:
     ]
 
 
-def test_a_file_that_cannot_be_read_is_one_error(
-    tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_one_error(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way out is said: another ending, another place, a file that is split."""
     (tmp_path / "d.csv").mkdir()
     for name, said in (("rows.pdf", "must end in"), ("none.csv", "be read"), ("d.csv", "regular file")):

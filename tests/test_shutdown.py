@@ -126,9 +126,7 @@ async def test_a_sale_that_is_not_answered_in_time_is_unknown(service: FakeServi
     assert service.posted == {"order-17": 1}
 
 
-async def test_closing_goes_on_where_its_caller_is_cancelled_again(
-    service: FakeService, tmp_path: Path
-) -> None:
+async def test_closing_goes_on_where_it_is_cancelled_again(service: FakeService, tmp_path: Path) -> None:
     """As under anyio, which cancels whatever is awaited: the answer is on record, and nothing is left running."""
     service.scripts = [held := Held()]
     options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": PROFILE, "transport": service}
@@ -175,9 +173,7 @@ async def test_a_reversal_closed_while_it_is_permitted_says_so(service: FakeServ
     [("connecting", None), ("before", None), ("after", State.REFUSED)],
     ids=["no connection", "no permit", "permitted"],
 )
-async def test_a_sale_that_was_not_sent_in_time_created_nothing(
-    service: FakeService, stuck: str, state: State | None
-) -> None:
+async def test_a_sale_not_sent_created_nothing(service: FakeService, stuck: str, state: State | None) -> None:
     """An error says so, never a handle to wait on; the id is free, and a row that is there is closed."""
     gate, held = Gate(), Held(broken)
     ledger = HookedLedger(**{} if stuck == "connecting" else {stuck: {"Permitted": gate}})

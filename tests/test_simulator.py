@@ -19,9 +19,7 @@ __all__ = ["client", "clock", "merchant", "settings"]
 # Deciding
 
 
-async def test_a_customer_with_a_pending_sale_at_the_store_is_refused(
-    client: Client, clock: ManualClock
-) -> None:
+async def test_a_customer_with_a_pending_sale_there_is_refused(client: Client, clock: ManualClock) -> None:
     """One customer has one pending sale per store: 22 with 2061 (§7.3), until it is decided or expires."""
     await client.sale()
     again: dict[str, Any] = {"clientTransactionId": "order-1b", "countryCode": "+593"}
@@ -35,9 +33,7 @@ async def test_a_customer_with_a_pending_sale_at_the_store_is_refused(
     await client.sale(**again)
 
 
-async def test_a_sale_expires_after_five_minutes(
-    client: Client, clock: ManualClock, merchant: Merchant
-) -> None:
+async def test_a_sale_expires_in_five_minutes(client: Client, clock: ManualClock, merchant: Merchant) -> None:
     """After the window the sale is Cancelado (§3), and nothing is sent (§6), however the machine's clock is set."""
     start = clock.time()
     sale = client.service.sales[await client.sale(responseUrl=merchant.url)]

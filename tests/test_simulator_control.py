@@ -74,9 +74,7 @@ async def status_of(client: Client, method: str, operation: str, **options: Any)
         *(({"headers": {"Content-Type": "application/json"}, "data": raw}, 400) for raw in (b"{", b"[]")),
     ],
 )  # fmt: skip
-async def test_a_page_of_another_site_cannot_control(
-    client: Client, sent: dict[str, Any], expected: int
-) -> None:
+async def test_a_foreign_page_cannot_control(client: Client, sent: dict[str, Any], expected: int) -> None:
     """A browser says from where a request comes, and a foreign page may send no JSON; the same from here passes."""
     client.service.fail_next(Fault("reset"))
     assert await status_of(client, "POST", "clear_faults", **sent) == expected
@@ -106,9 +104,7 @@ async def test_a_name_that_was_pointed_here_is_refused(client: Client, host: str
     ("host", "has_control", "there"),
     [("127.0.0.1", None, 200), ("127.0.0.1", False, 404), ("0.0.0.0", None, 404), ("0.0.0.0", True, 200)],
 )
-async def test_the_control_routes_stay_on_the_machine(
-    host: str, has_control: bool | None, there: int
-) -> None:
+async def test_control_routes_stay_on_the_machine(host: str, has_control: bool | None, there: int) -> None:
     """Open to everybody, they exist beyond a loopback host only when asked for."""
     async with Simulator(host=host, control=has_control) as service:
         assert (await control.call(service.url, "counts"))[0] == there
@@ -241,9 +237,7 @@ async def test_an_argument_that_cannot_be_is_told(
     assert (client.service.faults.script, client.service.faults.chances.chances) == ([], {})
 
 
-async def test_time_passes_in_a_call_and_a_restart_keeps_the_state(
-    client: Client, call: Call, service: Simulator
-) -> None:
+async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Call, service: Simulator) -> None:
     """What was due has happened when a jump returns; a clock moved by hand is moved; one of others says so.
 
     A restart is answered first; then connections break, and all is as before. Closing does not wait for one.

@@ -165,9 +165,7 @@ async def test_a_refused_sale_raises(service: Simulator, tracker: Tracker) -> No
 
 
 @pytest.mark.parametrize("kind", ["reset", "cut", "error", "html", "redirect", "throttle"])
-async def test_a_status_query_that_fails_decides_nothing(
-    service: Simulator, tracker: Tracker, kind: str
-) -> None:
+async def test_a_query_that_fails_decides_nothing(service: Simulator, tracker: Tracker, kind: str) -> None:
     """The sale stays pending, is asked for again, and is paid once the service can say so."""
     pending = await tracker.sale(request())
     service.fail_next(Fault(kind, operation="status"), times=3)
@@ -180,9 +178,7 @@ async def test_a_status_query_that_fails_decides_nothing(
 # Restart
 
 
-async def test_a_service_that_is_down_is_proof_that_nothing_was_sent(
-    service: Simulator, tracker: Tracker
-) -> None:
+async def test_a_service_that_is_down_proves_nothing_was_sent(service: Simulator, tracker: Tracker) -> None:
     """A refused connection is `NotSentError`; what was pending before is still there afterwards, and paid."""
     pending = await tracker.sale(request())
     url = service.url

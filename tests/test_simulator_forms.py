@@ -104,9 +104,7 @@ async def test_only_a_registered_domain_opens_a_form() -> None:
             assert "<b>" not in page
 
 
-async def test_each_link_lives_ten_minutes_from_its_own_first_load(
-    client: Client, clock: ManualClock
-) -> None:
+async def test_each_link_lives_ten_minutes_from_its_first_load(client: Client, clock: ManualClock) -> None:
     """Neither a second load, a HEAD nor another clock stretches the window (§8); afterwards nothing is paid by it."""
     form = await client.form()
     await clock.advance(3600)
@@ -236,9 +234,7 @@ async def test_the_form_asks_for_what_was_not_given(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("link", "method"), [(CARD, "card"), (WALLET, "wallet")])
-async def test_a_paid_form_redirects_with_both_ids(
-    client: Client, clock: ManualClock, link: str, method: str
-) -> None:
+async def test_a_paid_form_has_both_ids(client: Client, clock: ManualClock, link: str, method: str) -> None:
     """Pay accepts the payment and sends the browser to `responseUrl`, whose query is kept (§6)."""
     form = await client.form(
         responseUrl="https://shop.example/päid?cart=7#top", clientTransactionId="órder 1&2"

@@ -278,9 +278,7 @@ _ADDRESSES = st.text().map(lambda text: "https://shop.example/" + text) | st.tex
     changes=st.lists(st.dictionaries(_FIELDS, JSON | _ORDERS | _ADDRESSES), max_size=5),
     others=st.lists(JSON, max_size=3),
 )
-async def test_no_json_crashes_the_service(
-    path: str, changes: list[dict[str, Any]], others: list[object]
-) -> None:
+async def test_no_json_crashes_it(path: str, changes: list[dict[str, Any]], others: list[object]) -> None:
     """Whatever JSON arrives, the answer is a success or an error object, and every form can be paid."""
     settings = Settings(
         nick_name_flag="byNick", optional_fields=frozenset({"phoneNumber"}), language_field="lang"

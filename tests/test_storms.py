@@ -209,9 +209,7 @@ async def test_a_status_source_that_hangs_for_some_holds_nobody_else_up() -> Non
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), asyncio.CancelledError()])
 @in_virtual_time
-async def test_whatever_a_status_source_raises_is_a_failure(
-    error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_source_raises_fails(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """It backs off, is logged a few times, raises out of no `check()`, and the wait ends."""
     asked: list[float] = []
 

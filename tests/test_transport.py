@@ -815,9 +815,7 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         assert json.loads(server.bodies()[0])["phoneNumber"] == PHONE
 
 
-async def test_the_environment_takes_no_request_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_environment_takes_no_request_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Proxies and passwords of the environment are for other programs: the token goes to the service alone."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login canary password canary\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

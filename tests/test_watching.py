@@ -83,9 +83,7 @@ async def test_what_is_open_of_this_run_is_counted() -> None:
         ([], "over in 4 s at the latest"),
     ],
 )
-def test_a_plan_says_when_it_is_over_at_the_latest(
-    tmp_path: Path, options: list[str], said: str, capfd: Said
-) -> None:
+def test_a_plan_says_its_latest_end(tmp_path: Path, options: list[str], said: str, capfd: Said) -> None:
     """By the rate of sends, the prompts that may be open at once, and the customers' time."""
     profile = tmp_path / "profile.toml"
     profile.write_text("sale_window = 3")

@@ -178,9 +178,7 @@ async def test_a_form_opens_where_the_pages_policy_sends_the_referrer(page: Page
 
 
 @pytest.mark.parametrize("way", ["script", "refresh", "button"])
-async def test_the_redirect_page_moves_on_with_the_referrer(
-    page: Page, plain: Page, service: Site, way: str
-) -> None:
+async def test_a_redirect_moves_on_with_a_referrer(page: Page, plain: Page, service: Site, way: str) -> None:
     """By itself with JavaScript or without, or by its button; what is sent is the origin, never the path."""
     form = await prepared(service)
     refused: list[str] = []
@@ -324,9 +322,7 @@ async def test_the_pages_work_under_a_policy_of_the_whole_site(browser: Browser,
     assert [text for text in refused if "Content Security Policy" in text] == []
 
 
-async def test_the_page_is_loaded_anew_when_the_time_is_up(
-    browser: Browser, service: Site, clock: ManualClock
-) -> None:
+async def test_the_page_is_loaded_anew_at_zero(browser: Browser, service: Site, clock: ManualClock) -> None:
     """At 0:00 by itself, though the status route has not answered; on a phone's screen nothing stands beside it."""
     async with waiting_at(service) as (url, _), tab(browser) as page:
         await page.set_viewport_size({"width": 320, "height": 640})

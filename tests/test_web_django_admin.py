@@ -18,9 +18,7 @@ from shops.serving import ROOT
 PAGES = ("payclient/chargerecord/", "payclient/chargerecord/?q=order-17", "payclient/chargerecord/1/change/")
 
 
-async def test_the_admin_shows_and_changes_nothing(
-    postgres: PostgresServer, new_database: str, tmp_path: Path
-) -> None:
+async def test_the_admin_only_shows(postgres: PostgresServer, new_database: str, tmp_path: Path) -> None:
     """Lists and details answer 200 with no add, change or delete, and without what is personal."""
     module("psycopg")
     async with (

@@ -369,9 +369,7 @@ async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
     assert await customer.form("g") == link
 
 
-async def test_three_workers_over_one_postgresql(
-    postgres: PostgresServer, database: str, tmp_path: Path
-) -> None:
+async def test_three_workers_over_postgresql(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
     """In Django by processes of gunicorn's: whichever is told of a notification, asked, or waited in, knows.
 
     Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid.

@@ -44,9 +44,7 @@ async def test_a_setting_of_another_type_is_named(option: str, words: str) -> No
 
 
 @pytest.mark.usefixtures("delays")
-async def test_an_address_without_a_host_is_told_from_one_that_refuses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_address_without_host_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the host that has no address, and says that nothing was sent."""
 
     def unknown(*_: object, **__: object) -> None:

@@ -89,7 +89,6 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
             ask.record = advance(ask.record, Expired(at=now))
         if rules.can_query:
             rules.next_query(ask, now)
-            rules.note_query(ask, now)
         when = rules.next_look(ask, now)
         if when is None:
             break

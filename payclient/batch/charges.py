@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
-from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
+from payclient.batch.retries import SEND_BACKOFF, RetryPolicy, sends_per_second
 from payclient.clock import Timer, sleep, start
 from payclient.errors import LedgerError, NotSentError, StillPendingError, UsageError
 from payclient.lifecycle import State
@@ -18,6 +18,7 @@ from payclient.logs import Log
 from payclient.models import SaleRequest
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.tracker import Tracker
 
 __all__ = ["Charges"]
@@ -67,7 +68,8 @@ class Charges(AsyncIterator[ChargeResult]):
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
-        self._rate = send_rate(sends_per_second(tracker.profile, rate, wait))
+        per_second = sends_per_second(tracker.profile, rate, wait)
+        self._rate = RateLimit(None if per_second is None else 60.0 * per_second, SEND_BACKOFF)
         self._retries = RetryPolicy(
             self._clock,
             self._rate,

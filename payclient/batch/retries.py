@@ -40,11 +40,6 @@ def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | 
     return fastest if rate is None else min(rate, fastest)
 
 
-def send_rate(per_second: float | None) -> RateLimit:
-    """Return the limit of the sends of a batch; None: no limit."""
-    return RateLimit(None if per_second is None else 60.0 * per_second, SEND_BACKOFF)
-
-
 #: Tries of one row after HTTP 429.
 RATE_LIMITED_TRIES = 5
 

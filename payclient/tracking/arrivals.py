@@ -53,12 +53,12 @@ class Arrivals:
             return Receipt.DUPLICATE
         if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_another:
             return Receipt.CONFLICT
-        is_ours = record.transaction_id in (None, transaction_id)
-        is_limited = not is_ours or DROPPED in record.candidate_ids
+        may_be_ours = record.transaction_id in (None, transaction_id)
+        is_limited = not may_be_ours or DROPPED in record.candidate_ids
         if is_limited and not self._may_note_another():
             return Receipt.CONFLICT
         at = self._clock.time()
-        if not is_ours:
+        if not may_be_ours:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
@@ -93,10 +93,9 @@ class Arrivals:
 
     async def _note(self, ask: Followed | None, record: Record, event: Event) -> Record:
         """Write the event of a hint, and update the open ask where it is followed here."""
-        if ask is None:
-            return await self._ledger.apply(record, event)
-        newest = await self._ledger.apply(ask.record, event)
-        self._poller.asks.learn(ask, newest)
+        newest = await self._ledger.apply(record, event)
+        if ask is not None:
+            self._poller.asks.learn(ask, newest)
         return newest
 
 

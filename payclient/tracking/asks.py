@@ -105,9 +105,8 @@ class OpenAsks:
         self._asks: dict[str, Followed] = {}
         #: Returns the ask of a client transaction id that is followed or waited for here, or None.
         self.find: Callable[[str], Followed | None] = self._asks.get
-        self._changed = asyncio.Event()
-        #: Whether a feed waits for `_changed`. If none does, a change makes no new event, which would double its cost.
-        self._watched = False
+        #: What feeds wait for; None while none does, so that a change costs nothing then.
+        self._changed: asyncio.Event | None = None
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called once a form is decided: its links are dead.
@@ -354,15 +353,15 @@ class OpenAsks:
 
     def next_change(self) -> asyncio.Event:
         """Return an event that is set at the next change that the feed shows."""
-        self._watched = True
+        if self._changed is None:
+            self._changed = asyncio.Event()
         return self._changed
 
     def touch(self) -> None:
         """Wake the feeds: the ledger has changes."""
-        if self._watched:
+        if self._changed is not None:
             self._changed.set()
-            self._changed = asyncio.Event()
-            self._watched = False
+            self._changed = None
 
     # --- Waits
 
@@ -426,7 +425,7 @@ class OpenAsks:
                 if not waiter.done():
                     waiter.set_exception(_closed(ask.record, "the tracker was closed"))
         self._asks.clear()
-        self._changed.set()
+        self.next_change().set()
 
 
 def _closed(record: Record, what: str) -> TrackerClosedError:

@@ -460,11 +460,11 @@ class Confirmer:
 
     async def _is_replaced(self, cancelled: Record) -> bool:
         """Return whether a form that had been cancelled, and was then paid, has lost its purchase to another ask."""
-        now = Record(client_transaction_id="", purchase=cancelled.purchase, created_at=self._clock.time())
+        another = Record(client_transaction_id="", purchase=cancelled.purchase, created_at=self._clock.time())
         others = await self._asks.ledger.asks(cancelled.purchase)
         # A form that nobody has paid so far keeps no other payment from being confirmed.
         return any(
-            holds_purchase(each, now)
+            holds_purchase(each, another)
             and (each.kind == "sale" or each.state in PAID or bool(each.candidate_ids))
             for each in others
             if each.client_transaction_id != cancelled.client_transaction_id

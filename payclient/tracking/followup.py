@@ -322,13 +322,6 @@ class Policy:
         """Return whether a query now is one of the last, which settle an expired ask."""
         return now >= ask.expires + FINAL_QUERY_DELAYS[0] * self.scale
 
-    def note_query(self, ask: Followed, now: float) -> None:
-        """Note that a query is made. It counts as one of the last only when one is due, however many are made."""
-        ask.queried_at, ask.is_answered = now, False
-        is_left = not ask.record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
-        if is_left and now >= self._final_due(ask):
-            ask.final_queries, ask.final_at = ask.final_queries + 1, now
-
     def _final_due(self, ask: Followed) -> float:
         """Return when the next of the last queries is due: each counts from when the one before was made."""
         begin = ask.expires if ask.final_queries == 0 else max(ask.final_at, ask.expires)
@@ -444,6 +437,11 @@ class Policy:
     def next_query(self, ask: Followed, now: float) -> TransactionRef:
         """Return what the query that is made now goes by, and note it."""
         record = ask.record
+        ask.queried_at, ask.is_answered = now, False
+        # It counts as one of the last only when one is due, however many are made.
+        is_left = not record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
+        if is_left and now >= self._final_due(ask):
+            ask.final_queries, ask.final_at = ask.final_queries + 1, now
         return TransactionRef(
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,

@@ -315,12 +315,12 @@ class Forms:
     async def _find_live(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
         """Return the purchase's form whose links may be handed out; None where another of its asks is paid or open."""
         now = self._clock.time()
-        further = Record(client_transaction_id="", purchase=key, created_at=now)
+        another = Record(client_transaction_id="", purchase=key, created_at=now)
         found: PaymentForm | None = None
         links: dict[str, str] | None = None
         for record in asks:
             identifier = record.client_transaction_id
-            if not holds_purchase(record, further):
+            if not holds_purchase(record, another):
                 continue  # it keeps no other ask of the purchase from being sent
             if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
                 return None  # it is paid, or came back and may be

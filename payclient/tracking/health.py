@@ -68,7 +68,7 @@ class Health:
         )
 
 
-async def look(poller: Poller) -> Health:
+async def probe(poller: Poller) -> Health:
     """Probe the ledger, and count what is followed. Raises nothing of the ledger's."""
     asks, clock, writable = poller.asks, poller.clock, False
     if not asks.closed:

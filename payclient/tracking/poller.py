@@ -350,7 +350,7 @@ class Poller:
             now = self.clock.monotonic()
             await self._bring_up_to_date(ask, now)
             if self.asks.has(ask):
-                report = await self._query_once(ask, now)
+                report = await self.queries.query(ask, self.policy.next_query(ask, now))
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # an error of ours or of a status source must not end the poller
@@ -367,11 +367,6 @@ class Poller:
         if ask.record.state.decided:
             with suppress(LedgerError):
                 await self.asks.reread(ask)
-
-    async def _query_once(self, ask: Followed, now: float) -> StatusReport | None:
-        """Query once and write the answer. Returns the report if it is ours."""
-        self.policy.note_query(ask, now)
-        return await self.queries.query(ask, self.policy.next_query(ask, now))
 
     def _ended(self, ask: Followed) -> None:
         """Plan the next look at an ask whose query or expiry has ended."""

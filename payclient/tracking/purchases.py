@@ -96,8 +96,8 @@ def _may_yet_be_paid(poller: Poller, record: Record) -> bool:
 
 def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:
     """Return until when another ask of the purchase is refused because one is open."""
-    new = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
-    holder = find_holder(poller, records, new)
+    another = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
+    holder = find_holder(poller, records, another)
     if holder is None or holder.state in PAID:
         return None
     until = _open_until(poller, holder)

@@ -24,7 +24,7 @@ from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, KeptLinks, PaymentForm
-from payclient.tracking.health import Health, look
+from payclient.tracking.health import Health, probe
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
@@ -328,7 +328,7 @@ class Tracker:
 
     async def health(self) -> Health:
         """Return how this process's tracker fares: one probe of the ledger, and counts. Raises nothing."""
-        return await look(self._poller)
+        return await probe(self._poller)
 
     def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
         """Yield decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.

@@ -528,27 +528,13 @@ async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
 # --- What the ledger knows
 
 
-class Counting(MemoryLedger):
-    """Counts how often it is asked for one record, and may forget many."""
+class Forgetful(MemoryLedger):
+    """Finds none of many, if it is told so."""
 
-    single_reads = 0
     forgets = False
-
-    async def get(self, client_transaction_id: str) -> Record | None:
-        self.single_reads += 1
-        return await super().get(client_transaction_id)
 
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         return {} if self.forgets else await super().get_many(client_transaction_ids)
-
-
-async def test_a_new_row_is_looked_up_once(service: FakeService) -> None:
-    """Together with others, when it is read; not again before it is sent."""
-    ledger = Counting()
-    results = await charged(service, rows(40), ledger)
-    assert list(paid_by(results).values()) == [True] * 40
-    assert set(service.posted.values()) == {1}
-    assert ledger.single_reads == 0
 
 
 async def test_a_refused_row_that_is_found_paid_while_it_waits_is_paid(service: FakeService) -> None:
@@ -593,7 +579,7 @@ async def test_a_refused_row_that_cannot_be_read_again_is_not_called_unpaid(serv
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
 async def test_the_permit_is_the_judge_of_what_the_look_up_missed(service: FakeService, state: str) -> None:
     """Somebody sent the row between its look-up and its turn: theirs is followed, and nothing is sent."""
-    ledger = Counting()
+    ledger = Forgetful()
     await charged(service, rows(3), ledger, wait=0, each_second=silent)
     for identifier in service.sales:
         service.decide(state, identifier)

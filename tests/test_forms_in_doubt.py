@@ -246,6 +246,8 @@ async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(
         until = (await held_by(tracker, "cart-1")).until
         assert until is not None
         assert until > service.clock.time()
+        async with payclient.charge_all(tracker, [sale("cart-1")]) as results:
+            assert [type(each.error) async for each in results] == [payclient.PurchaseOpenError]
         await service.clock.advance(600)  # too late for a confirmation
         service.confirm_scripts, service.status_scripts = [], []
         if profile is PROFILE:

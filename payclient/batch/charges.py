@@ -355,9 +355,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._sends.add(task)
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
-            # After a first try the ledger has an attempt of the row, though `row.known` is still None.
-            is_new = row.known is None and row.tries == 0
-            pending = await self._attempts.charge(row.request, row.purchase, is_new=is_new)
+            pending = await self._attempts.charge(row.request, row.purchase)
         except Exception as error:
             again = self._retries.again(row, error, token, made_at)
             if again is None or self.stopped is not None:

@@ -92,8 +92,6 @@ class Attempt:
     #: None: the purchase of the id's earlier attempt, else the client transaction id itself.
     purchase: str | None = None
     beside_open_form: bool = False
-    #: The ledger was read a moment ago, and had no such id; the permit is refused where it has one now.
-    is_new: bool = False
     #: What Prepare returned.
     result: PrepareResult | None = attrs.field(default=None, repr=False)
     #: The record that the permit inserts; None before, and where it was denied.
@@ -142,7 +140,6 @@ class Attempts:
         purchase: str | None = None,
         *,
         beside_open_form: bool = False,
-        is_new: bool = False,
     ) -> Attempt:
         """Encode a sale, checked by the profile."""
         if purchase is not None:
@@ -151,7 +148,7 @@ class Attempts:
         digest = content_digest(http.body, self._ledger.digest_key)
         identifier, lane = request.client_transaction_id, self.lane(request)
         return Attempt(
-            "sale", identifier, http, digest, request.amount, request.currency, lane, purchase, beside_open_form, is_new
+            "sale", identifier, http, digest, request.amount, request.currency, lane, purchase, beside_open_form
         )  # fmt: skip
 
     def for_form(self, request: PrepareRequest, purchase: str | None) -> Attempt:
@@ -174,10 +171,9 @@ class Attempts:
         purchase: str | None = None,
         *,
         beside_open_form: bool = False,
-        is_new: bool = False,
     ) -> PendingSale:
-        """Do what `Tracker.sale` does. `is_new`: the ledger had no such id just now."""
-        attempt = self.for_sale(request, purchase, beside_open_form=beside_open_form, is_new=is_new)
+        """Do what `Tracker.sale` does."""
+        attempt = self.for_sale(request, purchase, beside_open_form=beside_open_form)
         return self._poller.handle(await self.send(attempt))
 
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
@@ -242,7 +238,7 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
         identifier = attempt.client_transaction_id
-        before, asks = await self._look_up(attempt)
+        before, asks = await self._ledger.look_up(identifier, attempt.purchase or identifier)
         existing = before
         if before is not None and before.state is State.REFUSED:
             # A sale may exist though it was refused: that is queried first.
@@ -257,13 +253,6 @@ class Attempts:
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         attempt.check_same(existing.digest, existing.purchase)
         return existing
-
-    async def _look_up(self, attempt: Attempt) -> tuple[Record | None, list[Record]]:
-        """Return the newest attempt of the id, and the asks of the purchase."""
-        if not attempt.is_new:
-            identifier = attempt.client_transaction_id
-            return await self._ledger.look_up(identifier, attempt.purchase or identifier)
-        return None, [] if attempt.purchase is None else await self._ledger.asks(attempt.purchase)
 
     async def _send_new(self, attempt: Attempt, before: Record | None, asks: list[Record]) -> Record:
         """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""

@@ -46,19 +46,19 @@ class Arrivals:
         ask, record = await self._find(notification.client_transaction_id)
         if record is None:
             return Receipt.UNMATCHED
-        if is_repeated(record, transaction_id):
+        named = (record.transaction_id, *record.candidate_ids)
+        if record.notified_at is not None and transaction_id in named:
             # A repetition is not written, but queried: the first one may have been forged, and this one not.
             if not record.state.decided and record.state is not State.SENDING:
                 self._poller.notified(record, again=True)
             return Receipt.DUPLICATE
         if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_another:
             return Receipt.CONFLICT
-        may_be_ours = record.transaction_id in (None, transaction_id)
-        is_limited = not may_be_ours or DROPPED in record.candidate_ids
-        if is_limited and not self._may_note_another():
+        is_another = record.transaction_id not in (None, transaction_id)
+        if (is_another or DROPPED in named) and not self._may_note_another():
             return Receipt.CONFLICT
         at = self._clock.time()
-        if not may_be_ours:
+        if is_another:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
@@ -97,8 +97,3 @@ class Arrivals:
         if ask is not None:
             self._poller.asks.learn(ask, newest)
         return newest
-
-
-def is_repeated(record: Record, transaction_id: int) -> bool:
-    """Return whether a notification of this transaction was written already."""
-    return record.notified_at is not None and transaction_id in (record.transaction_id, *record.candidate_ids)

@@ -270,8 +270,7 @@ class Confirmer:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid."""
         if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
-                form = self._form(record)
-                if form.has_room_for(transaction_id):
+                if (form := self._form(record)).has_room_for(transaction_id):
                     self._confirm(form, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:
@@ -434,29 +433,33 @@ class Confirmer:
 
     async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Confirm an id, or query a form whose browser came back cancelled. Return whether that settles it."""
-        record, transaction_id, is_about_it = form.record, current.transaction_id, True
-        identifier, queries = record.client_transaction_id, self._poller.queries
-        if transaction_id is not None:
-            if record.state is State.CANCELLED and await self._is_replaced(record):
-                what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
-                queries.warn_once("confirmation_withheld", identifier, what)
-                return False
-            confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
-            is_about_it = confirmed.transaction_id == transaction_id
-            reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
-        elif not self._poller.policy.by_client_id:
-            return True  # no query can find the form
-        else:
-            report = await self._session.status(client_transaction_id=identifier, repeat=False)
-            if (report is None or report.state == "Cancelado") and not queries.can_see(record):
-                return True
-            if report is not None and self.pending_until_confirmed(record, report) is not report:
-                return True  # a payment of the form is confirmed first
-            reading = read_form(record, report, self._clock.time())
-        # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
+        record, transaction_id, queries = form.record, current.transaction_id, self._poller.queries
+        identifier = record.client_transaction_id
+        if transaction_id is None:
+            return await self._query(form, current)
+        if record.state is State.CANCELLED and await self._is_replaced(record):
+            what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
+            queries.warn_once("confirmation_withheld", identifier, what)
+            return False
+        report = await self._session.confirm(transaction_id, identifier, repeat=False)
+        reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
+        # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
+        is_about_it = report.transaction_id == transaction_id
         current.is_answered = current.declined and is_about_it
         return is_settled and is_about_it
+
+    async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
+        """Query whether a form is paid. Return whether the answer, or that there can be none, settles that."""
+        record, queries = form.record, self._poller.queries
+        if not self._poller.policy.by_client_id:
+            return True
+        report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+        if (report is None or report.state == "Cancelado") and not queries.can_see(record):
+            return True
+        if report is not None and self.pending_until_confirmed(record, report) is not report:
+            return True  # a payment of the form is confirmed first
+        return await self._take(form, current, read_form(record, report, self._clock.time()))
 
     async def _is_replaced(self, cancelled: Record) -> bool:
         """Return whether a form that had been cancelled, and was then paid, has lost its purchase to another ask."""

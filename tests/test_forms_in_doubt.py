@@ -341,6 +341,19 @@ async def test_of_two_forms_that_were_cancelled_and_then_paid_one_is_confirmed(s
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
 
 
+async def test_a_form_of_a_paid_purchase_is_not_confirmed(service: FakeService) -> None:
+    """Its first form was declined, and so another one was given; the old tab pays by another card, then the new one."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        assert (await tracker.returned(service.pay("form-1", 5001))).paid is True
+        await passing(service, tracker.returned(service.pay("form-2", 5002)))
+        await service.clock.advance(1800)
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+    assert 5002 not in service.confirms
+
+
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:
     """The first card was declined, which cancelled the form; the second one's confirmation has no answer."""
     async with prepared(service) as tracker:

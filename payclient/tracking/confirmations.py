@@ -437,7 +437,7 @@ class Confirmer:
         identifier = record.client_transaction_id
         if transaction_id is None:
             return await self._query(form, current)
-        if record.state is State.CANCELLED and await self._is_replaced(record):
+        if await self._is_replaced(record):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             queries.warn_once("confirmation_withheld", identifier, what)
             return False
@@ -461,16 +461,24 @@ class Confirmer:
             return True  # a payment of the form is confirmed first
         return await self._take(form, current, read_form(record, report, self._clock.time()))
 
-    async def _is_replaced(self, cancelled: Record) -> bool:
-        """Return whether a form that had been cancelled, and was then paid, has lost its purchase to another ask."""
-        another = Record(client_transaction_id="", purchase=cancelled.purchase, created_at=self._clock.time())
-        others = await self._asks.ledger.asks(cancelled.purchase)
-        # A form that nobody has paid so far keeps no other payment from being confirmed.
+    async def _is_replaced(self, form: Record) -> bool:
+        """Return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
+
+        A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far.
+        """
+        another = Record(client_transaction_id="", purchase=form.purchase, created_at=self._clock.time())
+        try:
+            asks = await self._asks.ledger.asks(form.purchase)
+        except LedgerError:
+            if form.state is State.CANCELLED:
+                raise  # its purchase was free for other asks
+            return False
         return any(
-            holds_purchase(each, another)
+            each.client_transaction_id != form.client_transaction_id
+            and not each.beside_open_form
+            and holds_purchase(each, another)
             and (each.kind == "sale" or each.state in PAID or bool(each.candidate_ids))
-            for each in others
-            if each.client_transaction_id != cancelled.client_transaction_id
+            for each in asks
         )
 
     def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:

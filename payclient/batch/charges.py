@@ -85,15 +85,14 @@ class Charges(AsyncIterator[ChargeResult]):
         #: While this queue is full, no further row is sent.
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
         # A list of requests is read whole, so that the longest lane of all comes first.
-        known = len(requests) if isinstance(requests, list | tuple) else 0
+        count = len(requests) if isinstance(requests, list | tuple) else 0
         #: Bounds the rows between being read and their result.
-        self._room = asyncio.Semaphore(max(window, known))
+        self._room = asyncio.Semaphore(max(window, count))
         self._lanes: dict[bytes, Lane] = {}
         #: Lanes whose next row may send, and those whose next row has its answer in the ledger.
         self._turns = Turns()
         self._answered: deque[Lane] = deque()
         self._in_flight = 0  # rows that are being sent, or read again
-        self._prompts = 0  # rows in flight, and sales that wait for their customers
         self._alarm: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0
@@ -245,7 +244,7 @@ class Charges(AsyncIterator[ChargeResult]):
         while (
             (self._answered or self._turns)
             and self._in_flight < self._max_in_flight
-            and self._prompts < self._max_pending
+            and self._in_flight + self.pending < self._max_pending
             and not self._results.full()
             and not self._exited
         ):
@@ -264,13 +263,12 @@ class Charges(AsyncIterator[ChargeResult]):
                     self._rate.note_request(now)
                 work = self._charge(self._turns.take())
             self._in_flight += 1
-            self._prompts += 1
             self._start(work)
 
     # --- With other processes that charge the same rows
 
     def _must_read(self, row: LaneRow) -> bool:
-        return self._shares and self.stopped is None and self._clock.monotonic() - row.looked_at > KNOWN_FOR
+        return self._shares and self.stopped is None and self._clock.monotonic() - row.read_at > KNOWN_FOR
 
     async def _read_first(self, lane: Lane) -> None:
         """Read again what the ledger has of the first row of a lane, and queue the lane; later if that fails."""
@@ -278,7 +276,6 @@ class Charges(AsyncIterator[ChargeResult]):
             fault = await self._read_again(lane.rows[0])
         finally:
             self._in_flight -= 1
-            self._prompts -= 1
         if fault is None or self.stopped is not None:
             self._queue_lane(lane)
         else:
@@ -294,7 +291,7 @@ class Charges(AsyncIterator[ChargeResult]):
             return error
         except UsageError:
             pass  # the tracker was closed: the send raises this again
-        row.looked_at = self._clock.monotonic()
+        row.read_at = self._clock.monotonic()
         return None
 
     # --- One row
@@ -310,27 +307,25 @@ class Charges(AsyncIterator[ChargeResult]):
                 sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
-        if not isinstance(sent, PendingSale):
-            self._prompts -= 1
         if isinstance(sent, float):
             self._queue_later(sent, lane)
             return
         lane.rows.pop(0)
-        self._start_ready()
-        if isinstance(sent, ChargeResult):
-            await self._emit(sent)
-        else:
+        if isinstance(sent, PendingSale):
             await self._await_customer(sent)
+        else:
+            self._start_ready()
+            await self._emit(sent)
         self._free(lane)
 
     async def _await_customer(self, sent: PendingSale) -> None:
         """Wait until the customer of a sale can be charged again, and put the sale's result once it is decided."""
         self.pending += 1
+        self._start_ready()
         try:
             over = self._wait == 0 or self._exited or await self._until_over(sent)
         finally:
             self.pending -= 1
-            self._prompts -= 1
         if over:
             await self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
         else:

@@ -91,7 +91,7 @@ class LaneRow:
     purchase: str | None
     known: PendingSale | None
     #: When the ledger was last read for what other processes did with the row, by the monotonic clock.
-    looked_at: float = float("-inf")
+    read_at: float = float("-inf")
     tries: int = 0
     #: When its customer was first found busy with a sale that is not ours.
     busy_since: float | None = None

@@ -339,7 +339,7 @@ class Poller:
             elif not self.policy.can_query and self.policy.is_over(ask, now):
                 await self.asks.apply(ask, Exhausted(at=at))
         except Exception as error:  # our own error must not end the poller
-            _failed(ask.record, error)
+            _log_failure(ask.record, error)
         finally:
             self._ended(ask)
 
@@ -354,7 +354,7 @@ class Poller:
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # an error of ours or of a status source must not end the poller
-            _failed(ask.record, error)
+            _log_failure(ask.record, error)
             ask.failures += 1
         finally:
             self._ended(ask)
@@ -507,6 +507,6 @@ class _UsersSchedule:
             return self._default
 
 
-def _failed(record: Record, error: Exception) -> None:
+def _log_failure(record: Record, error: Exception) -> None:
     identifier = record.client_transaction_id
     log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)

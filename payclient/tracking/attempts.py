@@ -201,10 +201,10 @@ class Attempts:
         if (running := self._in_flight.get(identifier)) is not None:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
         else:
-            known = self._asks.get(identifier)
-            if known is not None and known.state is not State.SENDING:
-                attempt.check_same(known.digest, known.purchase)
-                return known
+            existing = self._asks.get(identifier)
+            if existing is not None and existing.state is not State.SENDING:
+                attempt.check_same(existing.digest, existing.purchase)
+                return existing
             running = self._in_flight[identifier] = attempt, self._poller.start_detached(self._send(attempt))
         attempt, sent = running
         try:

@@ -83,7 +83,7 @@ class Confirmation:
 class ReturnedForm(Scheduled):
     """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
 
-    __slots__ = ("confirmations", "found", "record", "report", "tried_at", "window", "writing")
+    __slots__ = ("accepted_at", "confirmations", "record", "report", "tried_at", "window", "writing")
 
     def __init__(self, record: Record, window: float) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ReturnedForm(Scheduled):
         #: Ids whose return is being written, to be confirmed then.
         self.writing: set[int | None] = set()
         #: Transaction id -> when a status query first found it accepted.
-        self.found: dict[int | None, float] = {}
+        self.accepted_at: dict[int | None, float] = {}
         #: When the latest request about the form was made.
         self.tried_at: float = NEVER
         self.report: StatusReport | None = None
@@ -103,7 +103,7 @@ class ReturnedForm(Scheduled):
     def is_idle(self) -> bool:
         """Whether no request is left to make, so that the ledger has all that there is."""
         busy = self.all_open() or self.writing or self.task is not None
-        return not busy and (self.record.state.decided or not (self.found or self.record.candidate_ids))
+        return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
 
     @property
     def rested_at(self) -> float:
@@ -183,7 +183,7 @@ class ReturnedForm(Scheduled):
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, current: Confirmation | None, now: float, *, settled: bool, wait: float) -> bool:
-        """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
+        """Note the end of a request; the next comes after `wait` seconds or more. Return whether its id is given up."""
         if self.record.state in OVER:
             self.close()
         if current is None or not current.open:
@@ -211,7 +211,7 @@ class ReturnedForm(Scheduled):
 
         The time counts from the first such query, which is noted. A return that names an id may be forged, and early.
         """
-        return now - self.found.setdefault(transaction_id, now) <= 2 * self.window
+        return now - self.accepted_at.setdefault(transaction_id, now) <= 2 * self.window
 
 
 class Confirmer:
@@ -408,7 +408,7 @@ class Confirmer:
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
             # What a browser brought may be forged: only what a query found is the service's word.
-            named = FoundPending if current.transaction_id in form.found else Returned
+            named = FoundPending if current.transaction_id in form.accepted_at else Returned
             event = named(at=self._clock.time(), transaction_id=current.transaction_id)
             form.record = await self._asks.write(record, event)
             # What the ledger could not take of a return is written later; of a query it is written with the next try.

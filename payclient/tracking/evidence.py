@@ -109,8 +109,8 @@ def find_mismatch(
     """
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
-    known = record.transaction_id if record.transaction_id is not None else candidate_id
-    if known is not None and (others := _ids_instead_of(known, report)):
+    expected = record.transaction_id if record.transaction_id is not None else candidate_id
+    if expected is not None and (others := _ids_instead_of(expected, report)):
         return others
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
@@ -123,9 +123,9 @@ def find_mismatch(
     return None
 
 
-def _ids_instead_of(known: int, report: StatusReport) -> str | None:
-    """Return the ids that a report names without the known one; None where it names that one, or none at all."""
-    if known == report.transaction_id or known in report.others:
+def _ids_instead_of(expected: int, report: StatusReport) -> str | None:
+    """Return the ids that a report names without the expected one; None where it names that one, or none at all."""
+    if expected == report.transaction_id or expected in report.others:
         return None
     if report.transaction_id is not None:
         return f"transaction id {report.transaction_id}"

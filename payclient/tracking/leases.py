@@ -86,6 +86,7 @@ class SharedRateLimit(RateLimit):
             self._unwritten_pause = max(self._unwritten_pause, self._paused_until - now)
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
+        """Reserve a request where one waits and none is reserved, and write the pause that all processes must keep."""
         if self._reserved_from < now - max(self.gap, UNUSED):
             self._reserved_from = float("inf")  # a reservation that was not used lapses
         reserves = wanted and self._reserved_from == float("inf") and not self._reserving
@@ -133,7 +134,6 @@ class Leases:
         self._reading: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._closed = False
 
     def is_here(self, client_transaction_id: str) -> bool:
         """Return whether this process follows the ask, by its lease or beside it."""
@@ -196,7 +196,7 @@ class Leases:
 
     def claim_soon(self) -> None:
         """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
-        if self._claiming is None and not self._closed:
+        if self._claiming is None and not self._poller.asks.closed:
             self._claiming = self._start(self._claim_now())
 
     async def _claim_now(self) -> None:
@@ -268,7 +268,7 @@ class Leases:
             )
         elif self._poller.asks.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
-        if self._changed and self._reading is None and not self._closed:
+        if self._changed and self._reading is None and not self._poller.asks.closed:
             self._reading = self._start(self._read())
 
     async def _read(self) -> None:
@@ -298,7 +298,6 @@ class Leases:
 
     async def aclose(self) -> None:
         """Stop; what is followed here stays ours until the ledger is closed, or it is due."""
-        self._closed = True
         if self._unwatch is not None:
             self._unwatch()
         await cancel_all(self._tasks)

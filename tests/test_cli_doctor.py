@@ -16,14 +16,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cli_runs import Said
+from cli_runs import ROOT, Said
 from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
 from payclient.cli.doctor import check_profile
 from payclient.profile import find_profile
 from raw_server import CERTIFICATE, server_context
 
-ROOT = Path(__file__).parents[1]
 TOKEN = "a-token-nobody-may-see"
 
 
@@ -161,9 +160,7 @@ def test_what_is_wrong_is_named(
     port = str(server.server_address[1])
     good = ["--base-url", server.url, "--ledger", "memory:", "--profile", "shop.toml"]
     given = [each.replace("{port}", port) for each in options]
-    given += [
-        each for pair in zip(good[::2], good[1::2], strict=True) if pair[0] not in given for each in pair
-    ]
+    given += [one for pair in zip(good[::2], good[1::2], strict=True) if pair[0] not in given for one in pair]
     assert main(["doctor", *given]) == 4
     lines = said(capfd)
     assert any(words in text for text in lines["wrong"]), lines

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from cli_runs import Said
+from cli_runs import ROOT, Said
 from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
 from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, why
@@ -40,7 +40,6 @@ from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State, advance
 from test_ledger import NOW, brought, fresh
 
-ROOT = Path(__file__).parents[1]
 T = TypeVar("T")
 
 

@@ -41,9 +41,7 @@ CODE, CLI_CODE = (
 
 
 def fields(pattern: str) -> list[str]:
-    return sorted(
-        f"{name}:{spec}" for _, name, spec, _ in string.Formatter().parse(pattern) if name is not None
-    )
+    return sorted(f"{n}:{spec}" for _, n, spec, _ in string.Formatter().parse(pattern) if n is not None)
 
 
 def test_both_languages_say_the_same_of_everything() -> None:

@@ -31,8 +31,6 @@ REPORT = {
     "currency": "USD",
 }  # fmt: skip
 
-Said = HttpResponse | Exception
-
 
 def session_of(service: Scripted, profile: payclient.ServiceProfile = PAYPHONE, **options: Any) -> PaySession:
     return PaySession(
@@ -87,7 +85,7 @@ async def test_what_each_operation_sends_and_tells() -> None:
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("call", UNDO)
-async def test_nothing_else_is_undone_and_nothing_unknown_is_sent_again(call: Call, said: Said) -> None:
+async def test_nothing_else_is_undone_and_nothing_unknown_is_sent_again(call: Call, said: Any) -> None:
     """It may be withdrawn or reversed: one request, and an error that says so."""
     service = Scripted(said)
     async with session_of(service) as session:

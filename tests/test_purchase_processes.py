@@ -129,10 +129,7 @@ async def settle(service: Simulator, workers: list[Worker]) -> None:
 
 
 async def test_one_of_many_processes_collects(postgres: PostgresServer, database: str) -> None:
-    """Three processes ask for each of two purchases at once; one is killed amid them, and another takes its place.
-
-    All ask for a form of the first purchase; for the second some push.
-    """
+    """Three ask at once for a form, then some for a push; one is killed amid them, and another takes its place."""
     ledger, keys = postgres.url(database), ["form-0", "both-1"]
     answers = Answers.parse("ignore=1")
     async with (

@@ -312,10 +312,7 @@ async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) 
     ("done", "restarts"), [(True, True), (False, True), (True, False)], ids=["done", "not done", "no restart"]
 )
 async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool, restarts: bool) -> None:
-    """Nobody knows until then; "accepted" counts once the request can no longer be on its way. Also after a crash.
-
-    The process that lost it queries by itself, though nobody waits, and the ledger has the end.
-    """
+    """Nobody waits, and it is queried, also after a crash; "accepted" counts once the request cannot be on its way."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await paid(service, tracker)
         service.reverse_scripts = [(ConnectionResetError(), done)]

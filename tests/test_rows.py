@@ -597,10 +597,7 @@ def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[
 
 
 def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
-    """Empty sheets are passed over; two with content, none, or a file that is no spreadsheet are refused.
-
-    A sheet is named as it stands, or by its place among those that are shown.
-    """
+    """Empty ones are passed over, two with content or none refused; one is named as it stands or by its shown place."""
     row = ["k", "0984111222", 5]
     assert read_file(sheet(tmp_path / "a.xlsx", SHEET, row, Hoja2=[]), TYPED).requests
     two = sheet(tmp_path / "two.xlsx", ["Notas"], Cobros=[SHEET, row], **{"1": []})
@@ -788,9 +785,7 @@ def test_one_customer_is_one_customer(read: Read, phone: str, found: str | None)
 # --- Whatever is written
 
 text = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
-identifiers = text.filter(
-    lambda value: value == value.strip() and value.strip() != "" and id_fault(value) is None
-)
+identifiers = text.filter(lambda one: one == one.strip() and one.strip() != "" and id_fault(one) is None)
 bills = st.builds(BillTo, first_name=st.none() | text, bill_to_id=st.none() | st.integers(0, 9))
 items = st.lists(st.builds(LineItem, product_sku=text, unit_price=st.integers(0, 999)), max_size=3)
 requests = st.builds(

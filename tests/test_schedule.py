@@ -21,8 +21,6 @@ from payclient.schedule import (
 )
 from schedule_table import PRESUMED, Crowd, forecast, lognormal, price_of_a_second, table
 
-USUAL = Crowd(lognormal(25.0, 0.8), 0.1)
-
 
 @given(st.floats(0, 1e6), st.floats(0.01, 1e3), st.floats(0, 1))
 def test_fixed_is_the_same_at_every_age(age: float, seconds: float, heard: float) -> None:
@@ -114,7 +112,7 @@ def test_the_expected_lag_is_the_models(one: float, other: float, scale: float) 
 
 def test_the_forecast_of_a_fixed_beat_is_well_known() -> None:
     """2 s: a mean delay of one second, for 30.9 queries."""
-    found = forecast(Fixed(2.0), USUAL)
+    found = forecast(Fixed(2.0), Crowd(lognormal(25.0, 0.8), 0.1))
     assert found.delay == pytest.approx(1.0, abs=0.01)
     assert found.queries == pytest.approx(30.9, abs=0.1)
     assert found.least_queries == pytest.approx(0.72 * 30.9, abs=0.2)

@@ -834,10 +834,7 @@ def files_of(path: Path) -> bytes:
 
 
 async def test_the_ledgers_file(tmp_path: Path) -> None:
-    """Neither the SQLite file nor its write-ahead log has a canary in its raw bytes, open or closed.
-
-    Only the links of living forms are kept, and those only where `keep_links` allows it (tests/test_purchases.py).
-    """
+    """No canary in the bytes of the SQLite file and its log, open or closed; links are kept where `keep_links` says."""
     path = tmp_path / "charges.db"
     ledger = await SqliteLedger.open(str(path))
     check_hidden(ledger)

@@ -584,9 +584,7 @@ async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) 
 
 @pytest.mark.parametrize("identifier", ["order-17", "another"])
 async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeService, identifier: str) -> None:
-    """A refused sale exists. One process decides to send it again, under its id or another one of the same purchase,
-    and stands still; another process is notified of it.
-    """
+    """One process sends what was refused again, under any id of its purchase, and stands still; another is notified."""
     one = SharedLedger()
     two = SharedLedger(one)
     woken = asyncio.Event()

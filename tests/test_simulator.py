@@ -126,9 +126,7 @@ async def test_the_crowd_answers_on_the_clock(merchant: Merchant, clock: ManualC
     delays = iter([60.0, 20.0, 60.0, 300.0])
     answers = Answers(approve=1, reject=0, ignore=0, delay=lambda _: next(delays))
     async with client_of(clock=clock, answers=answers) as client:
-        sales = [
-            client.service.sales[await client.sale(number, responseUrl=merchant.url)] for number in range(4)
-        ]
+        sales = [client.service.sales[await client.sale(n, responseUrl=merchant.url)] for n in range(4)]
         await client.service.ignore(sales[2].transaction_id)  # out of the crowd
         await clock.advance(20)
         assert [sale.how for sale in sales] == [None, "approved", None, None]

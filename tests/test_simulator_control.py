@@ -238,10 +238,7 @@ async def test_an_argument_that_cannot_be_is_told(
 
 
 async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Call, service: Simulator) -> None:
-    """What was due has happened when a jump returns; a clock moved by hand is moved; one of others says so.
-
-    A restart is answered first; then connections break, and all is as before. Closing does not wait for one.
-    """
+    """What was due has happened when a jump returns; a restart is answered first, and closing does not wait for one."""
     await client.sale()
     before = service.clock.time()
     assert await call("advance", seconds=300) == (200, None)

@@ -7,14 +7,15 @@ from itertools import product
 from typing import Any, TypeVar
 
 import aiohttp
+import attrs
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
+from fake_service import PROFILE as PLAIN
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
-from payclient.profile import StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Fault, FaultPlan, Faults, JumpClock, Simulator
 from payclient.simulator.faults import KINDS
 from ports import served
@@ -22,15 +23,8 @@ from simulated import QUERIES, until
 
 _T = TypeVar("_T")
 
-BY_ID = "/api/Sale/{transaction_id}"
-BY_CLIENT_ID = "/api/Sale/client/{client_transaction_id}"
-PROFILE = payclient.ServiceProfile(
-    name="faults",
-    not_found_codes=frozenset({20}),
-    status=StatusProfile(
-        by_transaction_id=BY_ID, by_client_transaction_id=BY_CLIENT_ID, state_field="transactionStatus"
-    ),
-)
+assert PLAIN.status is not None
+PROFILE = attrs.evolve(PLAIN, status=attrs.evolve(PLAIN.status, state_field="transactionStatus"))
 
 
 def request(identifier: str = "order-1", **changes: Any) -> payclient.SaleRequest:
@@ -104,10 +98,7 @@ async def assert_never_created(service: Simulator, pending: payclient.PendingSal
     [*product(["reset", "error", "html", "redirect", "stall"], ["before", "after"]), ("cut", "after")],
 )
 async def test_a_sale_whose_answer_says_nothing(service: Simulator, kind: str, when: str) -> None:
-    """Executed or not, the client cannot know: unknown, never sent again, and what became of it is queried.
-
-    Executed, it is found, and paid once; else twice "not found", late enough, is the proof, and it may be sent again.
-    """
+    """Unknown, and never sent again: executed it is found and paid once, else proven absent, and may be sent again."""
     service.fail_next(Fault(kind, when=when))
     async with tracker_of(service, total=0.3 if kind == "stall" else 20.0) as tracker:
         pending = await tracker.sale(request())
@@ -141,10 +132,7 @@ async def test_a_late_answer_is_an_answer(service: Simulator, tracker: Tracker, 
 
 
 async def test_a_refused_sale_raises(service: Simulator, tracker: Tracker) -> None:
-    """The error object, on 429 too, proves that nothing was created, so the same id may be sent again.
-
-    A gateway's 429 is nobody's word, and unknown.
-    """
+    """The error object, on 429 too, proves that nothing was created; a gateway's 429 is nobody's word, and unknown."""
     for fault, error in (
         (Fault("refuse"), payclient.NotCreatedError),
         (Fault("refuse", error_code=2061), payclient.CustomerBusyError),

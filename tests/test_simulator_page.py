@@ -77,10 +77,7 @@ def sell(service: Simulator, number: int, **changes: object) -> None:
 
 
 async def test_pushes_on_the_phone(tab: Page, service: Simulator) -> None:
-    """They appear by themselves (§6), wide or narrow, and are answered or left alone by their buttons.
-
-    Markup in ids and names is shown, never obeyed; five minutes pass by a button.
-    """
+    """They appear by themselves (§6), are answered or left alone by buttons, and show markup without obeying it."""
     markup = "<img src=x onerror=alert(1)>"
     async with page_of(tab, service) as page:
         await page.get_by_text("No payment requests.").wait_for()

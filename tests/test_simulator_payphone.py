@@ -525,10 +525,7 @@ async def test_the_way_back(client: Client) -> None:
 
 
 async def test_a_confirmed_form_is_kept_and_another_reversed(client: Client, clock: ManualClock) -> None:
-    """Confirm answers the status object, as often as it is called, and the money stays.
-
-    Unconfirmed it is given back after five minutes; whoever confirms late is told so.
-    """
+    """Confirmed, as often as it is called, the money stays; unconfirmed it is given back in five minutes."""
     one, two = await client.paid(), await client.paid(clientTransactionId="form-2")
     await clock.advance(299.9)
     status, first = await client.confirm(one)

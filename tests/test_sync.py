@@ -199,10 +199,8 @@ def test_what_is_pending(silent: SimulatorThread) -> None:
         with pytest.raises(payclient.StillPendingError):
             pending.wait(timeout=0.05)
         assert pending.transaction_id is not None
-        notification = payclient.Notification(
-            transaction_id=pending.transaction_id, client_transaction_id="order-1"
-        )
-        assert tracker.notify(notification) is payclient.Receipt.MATCHED
+        told = payclient.Notification(transaction_id=pending.transaction_id, client_transaction_id="order-1")
+        assert tracker.notify(told) is payclient.Receipt.MATCHED
         assert pending.notified_at is not None
         assert pending.expires_at is not None
         assert [each.client_transaction_id for each in tracker.open_sales()] == ["order-1"]

@@ -287,10 +287,7 @@ def state(word: object, identifier: object = 12) -> dict[str, object]:
 
 @pytest.mark.parametrize("step", [reset, fin], ids=["reset", "closed"])
 async def test_a_query_that_is_cut_is_repeated(step: Step, delays: list[float]) -> None:
-    """Cut before, in or after the head, on a new connection; but one that its caller counts is sent once.
-
-    Neither this library nor the one below sends it again, also where a kept connection breaks.
-    """
+    """Cut anywhere, on a new connection; one that its caller counts is sent once, also where a kept one breaks."""
     half, pending = answer(state("Aceptado")), answer(state("Pendiente"))
     scripts = [(read, step), (read, write(half[:-3]), next_turns, step), (read, write(half))]
     async with RawServer(*scripts) as server, session_to(server.url, profile=QUERIES) as session:
@@ -553,10 +550,7 @@ unasked = pytest.mark.parametrize(
 @unasked
 @pytest.mark.parametrize("seen", ["at once", "in before_send"])
 async def test_idle_connection_seen_dead(event: str, seen: str, context: ssl.SSLContext | None) -> None:
-    """Seen closed, or with bytes that came unasked, a kept connection is left for a new one.
-
-    While `before_send` runs it is not sent, and the spent permit is not used again.
-    """
+    """Closed, or with bytes unasked, it is left for a new one; while `before_send` runs its permit is not reused."""
 
     async def happen() -> None:
         act(server, event)
@@ -798,9 +792,7 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
             await session.sale(sale_request("order-1"))
             await session.status(client_transaction_id="a/b ../%2e?ñ")
         await server.settle()
-        lines = [
-            first for connection in server.connections for first, _ in requests_in(bytes(connection.data))
-        ]
+        lines = [first for each in server.connections for first, _ in requests_in(bytes(each.data))]
         quoted = "a%2Fb%20..%2F%252e%3F%C3%B1"  # neither decoded nor quoted twice
         assert lines == ["POST /api/Sale HTTP/1.1", f"GET /api/Sale/client/{quoted} HTTP/1.1"]
         data = server.data.lower()
@@ -833,9 +825,7 @@ async def test_as_many_connections_as_calls() -> None:
     """No limit of the network library holds back what a batch may have in flight."""
     async with RawServer((read, hang)) as server:
         session = PaySession(server.url, TOKEN)
-        calls = [
-            asyncio.ensure_future(session.sale(sale_request(f"order-{number}"))) for number in range(110)
-        ]
+        calls = [asyncio.ensure_future(session.sale(sale_request(f"order-{n}"))) for n in range(110)]
         async with asyncio.timeout(60):
             await server.charged(110)
         await session.aclose()

@@ -159,10 +159,8 @@ async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch
     async def never() -> None:
         await asyncio.Event().wait()
 
-    answered = await ask(
-        Starlette(routes=[route]), "POST", "/notify", state={"tracker": tracker}, block=never
-    )
-    assert answered.status == 200
+    answer = await ask(Starlette(routes=[route]), "POST", "/notify", state={"tracker": tracker}, block=never)
+    assert answer.status == 200
 
 
 async def test_with_a_secret_only_its_own_address_is_listened_to(tracker: payclient.Tracker) -> None:
@@ -223,10 +221,7 @@ async def test_fastapi_is_a_starlette(service: FakeService) -> None:
         answered = await ask(app, "PUT", f"/notify{HINT}", state=state)
     assert (answered.status, answered.body) == (200, b"OK")
     assert heard.told == [("order-17", Receipt.MATCHED)]
-    assert [message["type"] for message in sent] == [
-        "lifespan.startup.complete",
-        "lifespan.shutdown.complete",
-    ]
+    assert [one["type"] for one in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     tracker = state["tracker"]
     assert isinstance(tracker, payclient.Tracker)
     await error_of(payclient.TrackerClosedError, tracker.sale(sale("order-18")))

@@ -370,10 +370,7 @@ async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
 
 
 async def test_three_workers_over_postgresql(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
-    """In Django by processes of gunicorn's: whichever is told of a notification, asked, or waited in, knows.
-
-    Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid.
-    """
+    """Django under gunicorn: whichever is asked, told or waited in, knows; of twelve clicks one form, or one push."""
     clock = ManualClock()
     async with HeldSimulator(clock, UNLIMITED) as service:
         with serving(

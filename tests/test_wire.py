@@ -297,10 +297,7 @@ def entry(identifier: object, state: object) -> dict[str, object]:
 
 
 def test_what_is_not_strictly_of_its_type_is_not_read() -> None:
-    """A field is not known, and is named unless it is null; a word that the profile does not map is no state.
-
-    Not even one of the document's own words: the profile's map is the whole truth about its service.
-    """
+    """It is named unless null; a word that the profile does not map is no state, not even one of the document's."""
     wrong: dict[str, tuple[str, list[Any]]] = {
         "transactionId": ("transaction_id", ["5", 5.0, True, 0, -1, 2**63, None, [5]]),
         "clientTransactionId": ("client_transaction_id", [5, None, ["a"]]),
@@ -350,10 +347,7 @@ def test_an_array_is_reduced(
     assert (found.state, found.transaction_id, found.also_accepted) == (state, identifier, also)
 
 
-WORDS = st.sampled_from(["Pending", "Approved", "Canceled", "Reversed"])
-
-
-@given(st.lists(WORDS, min_size=1, max_size=6))
+@given(st.lists(st.sampled_from(["Pending", "Approved", "Canceled", "Reversed"]), min_size=1, max_size=6))
 def test_an_array_hides_no_money_and_invents_none(words: list[str]) -> None:
     """Whatever the order, one accepted is accepted, and only cancelled ones are cancelled."""
     found = report(200, [entry(number, word) for number, word in enumerate(words, 1)])

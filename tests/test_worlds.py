@@ -85,9 +85,7 @@ def test_a_variant_takes_what_the_shipped_function_takes(name: str) -> None:
     for owner, attribute, broken_one in VARIANTS[name].patches():
         if inspect.isfunction(broken_one):
             shipped, parameters = inspect.signature(getattr(owner, attribute)), inspect.signature(broken_one)
-            takes = [
-                one.name for one in parameters.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD
-            ]
+            takes = [it.name for it in parameters.parameters.values() if it.kind is it.POSITIONAL_OR_KEYWORD]
             assert takes == list(shipped.parameters)[: len(takes)]
             if not any(one.kind is one.VAR_POSITIONAL for one in parameters.parameters.values()):
                 needed = [one.name for one in shipped.parameters.values() if one.default is one.empty]

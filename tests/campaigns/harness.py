@@ -272,9 +272,7 @@ class Batch:
                 timeout=LONGEST_RUN, check=False,
             )  # fmt: skip
             if second.returncode != 2:
-                self.report.violate(
-                    f"{self.name}: a second run beside a stopped one ended with {second.returncode}"
-                )
+                self.report.violate(f"{self.name}: a second run beside a stopped one: {second.returncode}")
         time.sleep(max(until - time.monotonic(), 0.0))
 
     # --- The truth
@@ -307,9 +305,7 @@ class Batch:
                 if fault := _fault(line, truth.get(identifier), bool(paid[purchase]), final=final):
                     faults.append(f"{identifier}: host {host}: {fault}: {line}, {truth.get(identifier)}")
             if final and len(lines) != self.rows:
-                faults.append(
-                    f"{self.name}: {len(lines)} of {self.rows} rows are in the report of host {host}"
-                )
+                faults.append(f"{self.name}: {len(lines)} of {self.rows} rows in the report of host {host}")
             if final and host == 0:
                 self.report.counts.update(line["state"] or line["evidence"] for line in lines.values())
         return faults

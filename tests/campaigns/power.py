@@ -296,9 +296,7 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
         return [f"the ledger does not open: {error}"]
     try:
         found = await ledger.get_many(list(ids))
-        missing = [
-            f"{key} is lost, acknowledged as {state}" for key, state in ids.items() if key not in found
-        ]
+        missing = [f"{key} lost, acknowledged as {state}" for key, state in ids.items() if key not in found]
         histories = await asyncio.gather(*map(ledger.history, found))
         for (key, record), history in zip(found.items(), histories, strict=True):
             number = int(key.removeprefix("order-"))

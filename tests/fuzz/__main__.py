@@ -39,10 +39,7 @@ def main() -> int:
     try:
         atheris: Any = importlib.import_module("atheris")
     except ImportError:
-        print(
-            "fuzz: atheris is missing: pip install atheris (wheels for CPython 3.11 on Linux)",
-            file=sys.stderr,
-        )
+        print("fuzz: atheris is missing: pip install atheris (for CPython 3.11 on Linux)", file=sys.stderr)
         return 2
     with atheris.instrument_imports(include=["payclient"]):
         from fuzz import checks

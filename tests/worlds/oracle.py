@@ -143,9 +143,7 @@ class Oracle:
         if record is None:
             self.violated(f"{post.client_id}: created at the service, and lost: there is no row")
         elif record.state is State.REFUSED:
-            self.violated(
-                f"{post.client_id}: created at the service after it was refused ({record.evidence})"
-            )
+            self.violated(f"{post.client_id}: created after it was refused ({record.evidence})")
 
     # --- Each commit
 
@@ -191,9 +189,7 @@ class Oracle:
         seen = [each for each in self.transactions_of(client_id) if each.listed_at < world.now - 5.0]
         looks = world.settings.by_client and not world.settings.source
         if looks and len(seen) > 1 and client_id not in world.service.all_cancelled:
-            self.violated(
-                f"{client_id}: recorded as cancelled by one of {len(seen)}, the others not looked at"
-            )
+            self.violated(f"{client_id}: recorded as cancelled by one of {len(seen)}, the others not seen")
 
     def twins(self, client_id: str) -> bool:
         """A copy of the network's was charged too, by a service that does not look: no word is all the truth."""

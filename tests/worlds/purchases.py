@@ -157,9 +157,7 @@ class Till:
             if world.oracle.twins(each.client_id) or each.listed_at > world.now:
                 continue  # the service charged a copy, too; or its index lags for ever
             if each.is_form and stands and (record is None or record.state is not State.ACCEPTED):
-                world.oracle.violated(
-                    f"{each.client_id}: {each.number} is collected, and not known to be paid"
-                )
+                world.oracle.violated(f"{each.client_id}: {each.number} is collected, not known to be paid")
             elif (
                 record is not None
                 and record.state is State.ACCEPTED

@@ -107,9 +107,7 @@ class Service:
             post.refused = True
             return world.random.choice(_REFUSALS)
         client_id, phone = data["clientTransactionId"], data["phoneNumber"]
-        held = [
-            each for each in self.transactions.values() if each.account == post.account and not each.namesake
-        ]
+        held = [one for one in self.transactions.values() if one.account == post.account and not one.namesake]
         if settings.checks_duplicates and any(each.client_id == client_id for each in held):
             post.refused = not post.transactions
             return _refusal(23)

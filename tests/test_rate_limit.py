@@ -39,6 +39,19 @@ def test_no_line_starves() -> None:
     assert min(served["2"], served["3"]) >= 10
 
 
+def test_it_waits_once_and_in_the_better_line() -> None:
+    """A notification overtakes the routine; a routine look changes nothing."""
+    lines = RequestLines(300.0)
+    other, one = ask("other"), ask("one")
+    lines.put(other, ROUTINE)
+    lines.put(one, ROUTINE)
+    lines.put(one, NOTIFIED)
+    lines.put(one, ROUTINE)
+    assert lines.pop(1.0, ranked=False) is one
+    assert lines.pop(1.0, ranked=False) is other
+    assert not lines.waiting
+
+
 def test_ranked_the_neediest_comes_first() -> None:
     """Not who waits longest: who has just been asked for, or is too young, needs it less."""
     lines = RequestLines(300.0)

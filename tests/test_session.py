@@ -519,9 +519,12 @@ async def test_a_query_is_repeated_after_any_server_error(delays: list[float], s
     assert report is not None
     assert (report.state, len(fake.requests), len(delays)) == ("Pendiente", 2, 1)
     for said in (HttpResponse(200), HttpResponse(429), WHO, HttpResponse(status)):
-        with pytest.raises(PayError) as caught:
-            await session_over(Scripted(said)).status(client_transaction_id="order-1")
-        assert caught.value.client_transaction_id == "order-1"
+        fake = Scripted(said)
+        error = await error_of(PayError, session_over(fake).status(client_transaction_id="order-1"))
+        assert error.client_transaction_id == "order-1"
+        assert len(fake.requests) == (TRIES if said.status == status else 1), (
+            "what is no server error is an answer"
+        )
 
 
 # --- `on_exchange`

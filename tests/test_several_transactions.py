@@ -183,18 +183,6 @@ async def test_what_a_look_finds(service: FakeService, other: dict[str, object],
     assert ("Conflicted" in await events_of(service.ledger)) is (paid is None)
 
 
-async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
-    """Twenty cancelled at once, at 30 queries a minute: never more, both kinds together."""
-    async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
-        pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(20)]
-        for number in service.sales:
-            service.decide("Cancelado", number)
-        await service.clock.advance(120)
-        assert {pending.outcome.paid for pending in pendings} == {False}
-    assert len(service.queried_at) == 40
-    assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
-
-
 async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:

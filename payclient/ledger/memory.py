@@ -43,7 +43,7 @@ class MemoryLedger:
         self._permits: list[Key] = []
         self._purchases: dict[str, list[Key]] = {}
         #: Transaction id and credentials -> the client transaction ids that have it.
-        self._holders: dict[tuple[int, bytes], set[str]] = {}
+        self._taken_by: dict[tuple[int, bytes], set[str]] = {}
         #: A form's attempt -> its links, and until when they are kept.
         self._links: dict[Key, tuple[str, float]] = {}
         self._history: dict[str, list[Change]] = {}
@@ -78,10 +78,10 @@ class MemoryLedger:
         if after.transaction_id is not None and after.credentials:
             # A new sale cannot have the transaction id of another one, found under the same credentials.
             identifier = after.client_transaction_id
-            holders = self._holders.setdefault((after.transaction_id, after.credentials), {identifier})
-            if isinstance(event, Created) and holders != {identifier}:
+            taken_by = self._taken_by.setdefault((after.transaction_id, after.credentials), {identifier})
+            if isinstance(event, Created) and taken_by != {identifier}:
                 raise TransactionTakenError.of(after, event.transaction_id)
-            holders.add(identifier)
+            taken_by.add(identifier)
         attempts[record.attempt - 1] = after
         self._note(after, before.state, event)
         if paid := overpaid(self._asks(after.purchase), before, after, event.at):
@@ -121,14 +121,14 @@ class MemoryLedger:
 
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         await self.drop_links(now)
-        return {
-            key[0]: self._links[key][0] for key in self._purchases.get(purchase, ()) if key in self._links
-        }
+        keys = self._purchases.get(purchase, ())
+        return {key[0]: self._links[key][0] for key in keys if key in self._links}
 
     async def drop_links(self, now: float) -> float | None:
-        for key, record in zip(tuple(self._links), self._records(self._links), strict=True):
-            over = record.state.decided or record.state is State.REVERSING
-            if self._links[key][1] <= now or (over and record.evidence is not Evidence.UNPAID):
+        kept = self._links.items()
+        for (key, (_, until)), record in zip(tuple(kept), self._records(self._links), strict=True):
+            is_over = record.state.decided or record.state is State.REVERSING
+            if until <= now or (is_over and record.evidence is not Evidence.UNPAID):
                 del self._links[key]
         return min((until for _, until in self._links.values()), default=None)
 

@@ -27,7 +27,7 @@ class Arrivals:
         if confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
             if record is not None and record.kind == "form":
-                confirmer.named(record, [notification.transaction_id])
+                confirmer.confirm_named(record, [notification.transaction_id])
         return receipt
 
     async def _find(self, client_transaction_id: str) -> tuple[Followed | None, Record | None]:

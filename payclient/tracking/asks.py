@@ -188,7 +188,7 @@ class OpenAsks:
         else:
             self.due.put(ask, self.policy.first_look(ask, now))
 
-    def get(self, client_transaction_id: str) -> Record | None:
+    def open_record(self, client_transaction_id: str) -> Record | None:
         """Return the record of an open ask that is followed here; of others the ledger has the newest."""
         ask = self._asks.get(client_transaction_id)
         return None if ask is None or ask.elsewhere or ask.record.state.decided else ask.record

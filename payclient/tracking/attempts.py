@@ -124,7 +124,6 @@ class Attempts:
         self.session: PaySession = poller.session
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
-        self._total = poller.session.timeouts.total
         self.refusals: Refusals = Refusals(poller)
         #: Logs that the ledger fails: one line a minute.
         self.ledger_failed: Callable[[Exception], None] = poller.asks.late.failed
@@ -201,7 +200,7 @@ class Attempts:
         if (running := self._in_flight.get(identifier)) is not None:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
         else:
-            existing = self._asks.get(identifier)
+            existing = self._asks.open_record(identifier)
             if existing is not None and existing.state is not State.SENDING:
                 attempt.check_same(existing.digest, existing.purchase)
                 return existing
@@ -360,10 +359,10 @@ class Attempts:
             attempt.record = None
             raise denied
         if self._asks.leases is not None:
-            self._asks.leases.permitted(attempt.client_transaction_id)
+            self._asks.leases.add(attempt.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
-        if waited > self._total:
+        if waited > self._poller.policy.total_timeout:
             raise NotSentError(
                 f"stopped for {waited:.0f} s between the permit and the send",
                 client_transaction_id=attempt.client_transaction_id,

@@ -266,7 +266,7 @@ class Confirmer:
         self._asks.note_written(form.record)
         return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
-    def named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
+    def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid."""
         if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
@@ -277,7 +277,7 @@ class Confirmer:
         """Go on confirming those of these forms that came back."""
         for record in records if self.confirms else ():
             if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
-                self.named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
+                self.confirm_named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
 
     async def recover_abandoned(self, seconds: float) -> None:
         """Go on with every form that was paid after its customer had given it up, so many seconds ago at most.

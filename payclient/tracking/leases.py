@@ -139,8 +139,8 @@ class Leases:
         """Return whether this process follows the ask, by its lease or beside it."""
         return client_transaction_id in self._ours or client_transaction_id in self._beside
 
-    def permitted(self, client_transaction_id: str) -> None:
-        """Hold the lease of an ask that this process was permitted."""
+    def add(self, client_transaction_id: str) -> None:
+        """Hold the lease of an ask that was permitted to this process, or claimed by it."""
         self._ours.add(client_transaction_id)
         self._just_added.add(client_transaction_id)
 
@@ -215,7 +215,7 @@ class Leases:
         while True:
             records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:
-                self.permitted(record.client_transaction_id)
+                self.add(record.client_transaction_id)
                 self._must_look = True
             await self._take_over(records)
             if len(records) < PAGE:

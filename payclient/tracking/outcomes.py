@@ -246,14 +246,14 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
     A ledger that cannot be read is read again after a while, from the same place.
     """
     asks.check_loop()
-    failing, is_known = False, since <= 0
+    failing, is_checked = False, since <= 0
     while True:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
-            if not is_known and not await asks.ledger.changes(since - 1, 1):
+            if not is_checked and not await asks.ledger.changes(since - 1, 1):
                 what = "the ledger has no outcome of the cursor %d yet: is it of another ledger, or of a lost one?"
                 log("warning", "feed_cursor_ahead", "", what, since)
-            is_known = True
+            is_checked = True
             changes = await asks.ledger.changes(since)
             attempts = await asks.ledger.attempts([change.client_transaction_id for change in changes])
         except (LedgerUnavailableError, UsageError) as error:

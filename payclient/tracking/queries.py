@@ -215,7 +215,6 @@ class Refusals:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._queries = poller.queries
-        self._clock = poller.clock
         self._duplicates = poller.session.profile.duplicate_codes
 
     async def _wait_for_turn(self) -> None:
@@ -253,7 +252,7 @@ class Refusals:
             )
         # "Cancelado" is final once nobody can approve it any more (§3).
         ends = before.created_at + self._poller.policy.longest_life["sale"]
-        if report.state == "Cancelado" and self._clock.time() < ends:
+        if report.state == "Cancelado" and self._poller.clock.time() < ends:
             words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and before.state is not State.ACCEPTED:

@@ -162,7 +162,7 @@ async def _reverse(
         await note_not_sent()  # the permit may have been written all the same
         raise
     if asks.leases is not None:
-        asks.leases.permitted(identifier)
+        asks.leases.add(identifier)
     asks.touch()
     try:
         if max(clock.time() - wall, clock.monotonic() - steady) > total:

@@ -182,7 +182,7 @@ class Tracker:
 
         It is recorded, confirmed once (within the total time-out), and what is then known is the outcome; what the
         service did not answer is confirmed again until its window is over, also after a crash. What a browser says is
-        never a verdict: a cancelled return makes the form CANCELLED only where the service, asked, knows of no payment.
+        never a verdict: a cancelled return makes the form CANCELLED only where the service knows of no payment.
         `client_transaction_id` is your own knowledge of whose form it was, where the query may lack it.
 
         Raises `InvalidNotificationError` for what no form of this ledger sent, `ConfigurationError`, `LedgerError`.
@@ -263,10 +263,11 @@ class Tracker:
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""
-        self._poller.asks.check_loop()
+        asks = self._poller.asks
+        asks.check_loop()
         if not _may_be_known(client_transaction_id):
             return None
-        record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
+        record = asks.open_record(client_transaction_id) or await self._ledger.get(client_transaction_id)
         return None if record is None else self._poller.handle(record)
 
     def open_sales(self) -> list[PendingSale]:

@@ -478,3 +478,13 @@ async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeServic
         assert (pending.state, service.posted) == (State.UNKNOWN, {"order-17": 1})
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_query_that_is_rate_limited_is_none_of_the_last(service: FakeService) -> None:
+    """From the expiry on the service answers 429, more often than there are last queries; then it says the outcome."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(299)
+        service.status_scripts = [lambda: answer(429, {})] * 12
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending, 600)).paid is True

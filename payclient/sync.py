@@ -59,10 +59,10 @@ class _LoopThread:
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
         """Run a coroutine on the loop in the caller's context. A caller who is interrupted leaves it running."""
-        # A Jupyter kernel's cells run on its loop, and are expected to block.
-        ipython = sys.modules.get("IPython")
-        is_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-        would_block = asyncio._get_running_loop() is not None and not is_notebook
+        would_block = asyncio._get_running_loop() is not None
+        if would_block and (ipython := sys.modules.get("IPython")) is not None:
+            # A Jupyter kernel's cells run on its loop, and are expected to block.
+            would_block = getattr(ipython.get_ipython(), "kernel", None) is None
         if would_block or threading.current_thread() is self._thread:
             raise UsageError(
                 "payclient.sync would block the event loop that runs in this thread: await the methods of "

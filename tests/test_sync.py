@@ -269,6 +269,16 @@ def test_a_notebook_cell_may_block(service: SimulatorThread, monkeypatch: pytest
     assert len(errors) > 1, "our own loop is never blocked"
 
 
+def test_ipython_is_not_asked_where_no_loop_runs(
+    service: SimulatorThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be there by name only: a stand-in, or half imported by another thread."""
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    tracker = opening(service.url)
+    assert tracker.open_sales() == []
+    tracker.close()
+
+
 def run_refused(work: Any) -> str:
     with pytest.raises(payclient.UsageError) as caught:
         asyncio.run(work)

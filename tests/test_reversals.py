@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
+from pathlib import Path
 
 import attrs
 import pytest
@@ -29,6 +31,7 @@ from fake_service import (
     tracking,
 )
 from payclient.events import Evidence
+from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -441,3 +444,15 @@ async def test_an_answer_from_before_it_was_accepted_does_not_give_it_back(servi
         gate.go.set()
         assert (await checking).paid is True
     assert (await record_in(ledger)).state is State.ACCEPTED
+
+
+async def test_a_handle_of_a_closed_tracker_is_given_back_by_another(
+    service: Service, tmp_path: Path
+) -> None:
+    """Its own ledger is closed: the outcome is returned all the same, as the money was given back."""
+    address = f"sqlite:{tmp_path / 'sales.db'}"
+    async with aclosing(await open_ledger(address)) as ledger, tracking(service, ledger, PROFILE) as tracker:
+        pending = await paid(service, tracker)
+    async with aclosing(await open_ledger(address)) as ledger, tracking(service, ledger, PROFILE) as tracker:
+        assert (await tracker.reverse(pending)).state is State.REVERSED
+    assert service.reversals == [pending.transaction_id]

@@ -224,7 +224,7 @@ class PendingSale:
     async def _learn(self, outcome: Outcome) -> Outcome:
         """Return the outcome, which the handle says too from now on: what is decided was followed no more."""
         if outcome.state is not self.state:
-            with suppress(LedgerError):
+            with suppress(LedgerError, UsageError):  # also where the tracker that made the handle is closed
                 newest = await self._poller.asks.ledger.get(self.client_transaction_id)
                 if newest is not None and newest.attempt == self.attempt:
                     self._record, self._ask = newest, self._poller.asks.follow(newest)

@@ -20,8 +20,8 @@ from payclient.events import (
 from payclient.ledger import Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.tracking.confirmations import MOST_IDS, Confirmation, ReturnedForm
 from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
+from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
 
 
 def returned() -> ReturnedForm:

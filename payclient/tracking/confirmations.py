@@ -1,7 +1,6 @@
 """Forms that came back, or were found paid: the service reverses a payment that nobody confirms within a window.
 
-Anybody can send a browser back with any id, so that several ids of one form are confirmed in turn, one a second, the
-least tried first. After the profile's window a status query shows the outcome. Times are monotonic seconds.
+`returned_form` says which id is confirmed next, and when. After the profile's window a status query shows the outcome.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from payclient.errors import (
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import holds_purchase
-from payclient.lifecycle import DROPPED, PAID, Record, State
+from payclient.lifecycle import PAID, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
-from payclient.tracking.followup import NEVER, Scheduled
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
+from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -42,176 +41,8 @@ log: Log = Log("payclient.tracker")
 #: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.
 MOST_REFUSALS = 5
 
-#: Ids of one form that are confirmed in turn: one of them is its own, the others are forged.
-MOST_IDS = 16
-
-#: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
-BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
-
-#: States of a form that is confirmed no more. CANCELLED and REFUSED are not among them: such a form may yet be paid.
-OVER = (State.ACCEPTED, State.REVERSING, State.REVERSED)
-
 #: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
 TURN = 1 / 20
-
-
-@attrs.define(eq=False)
-class Confirmation:
-    """One id to confirm; None: the browser came back cancelled, and a query shows whether the form was paid."""
-
-    transaction_id: int | None
-    open: bool = False
-    begun: float = 0.0
-    due: float = 0.0
-    tries: int = 0
-    refusals: int = 0
-    #: Whether the service said that it is not paid.
-    declined: bool = False
-    #: Whether the service's latest answer shows that it is not carried out. Until then it may be, by whatever process.
-    is_answered: bool = False
-    #: Whether the ledger names it, or did.
-    on_record: bool = False
-    #: Set, and replaced, at the end of each try.
-    tried: asyncio.Event = attrs.field(factory=asyncio.Event)
-
-    def wake(self) -> None:
-        """End the waits for the try that has ended."""
-        self.tried.set()
-        self.tried = asyncio.Event()
-
-
-class ReturnedForm(Scheduled):
-    """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
-
-    __slots__ = ("accepted_at", "confirmations", "record", "report", "tried_at", "window", "writing")
-
-    def __init__(self, record: Record, window: float) -> None:
-        super().__init__()
-        self.record: Record = record
-        self.window: float = window
-        #: By transaction id; that of None is a status query.
-        self.confirmations: dict[int | None, Confirmation] = {}
-        #: Ids whose return is being written, to be confirmed then.
-        self.writing: set[int | None] = set()
-        #: Transaction id -> when a status query first found it accepted.
-        self.accepted_at: dict[int | None, float] = {}
-        #: When the latest request about the form was made.
-        self.tried_at: float = NEVER
-        self.report: StatusReport | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is left to make, so that the ledger has all that there is."""
-        busy = self.all_open() or self.writing or self.task is not None
-        return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
-
-    @property
-    def rested_at(self) -> float:
-        """When the next request may be made: one a second."""
-        return self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
-
-    def all_open(self) -> list[Confirmation]:
-        """Return the open confirmations."""
-        return [each for each in self.confirmations.values() if each.open]
-
-    def has_room_for(self, transaction_id: int | None) -> bool:
-        """Return whether this id may be confirmed: it came before, or few others are open."""
-        return self.has_seen(transaction_id) or len(self.all_open()) + len(self.writing) < MOST_IDS
-
-    def has_seen(self, transaction_id: int | None) -> bool:
-        """Return whether this id came before."""
-        return transaction_id in self.confirmations or transaction_id in self.writing
-
-    def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
-        """Return the transactions that may have paid the form, as far as is known, without those that a report names.
-
-        The service's list under our own id may lag behind, and another transaction than the reported one may be paid.
-        """
-        named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
-        answered = {
-            each.transaction_id for each in self.confirmations.values() if each.declined or not each.open
-        }
-        return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
-
-    def unanswered(self) -> list[int]:
-        """Return the transactions named to this form whose confirmation never had an answer, in the order of time."""
-        answered = {each.transaction_id for each in self.confirmations.values() if each.is_answered}
-        return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
-
-    def begin(self, transaction_id: int | None, now: float) -> Confirmation:
-        """Return the open confirmation of this id; begin one anew, with all its tries, where none is open."""
-        before = self.confirmations.get(transaction_id)
-        if before is not None and before.open:
-            return before
-        # An id that was tried a moment ago rests, however often it is named. A new id is tried at once, unless others
-        # are open: the form has one request a second then.
-        due = now if before is None else max(now, self.rested_at)
-        if before is None and not self.all_open():
-            self.tried_at = NEVER
-        if before is None and len(self.confirmations) >= 2 * MOST_IDS:
-            self.confirmations = {each.transaction_id: each for each in self.all_open()}
-        on_record = before is not None and before.on_record
-        begun = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
-        # In the place of the one before, if any: the order is that of their first coming.
-        self.confirmations[transaction_id] = begun
-        return begun
-
-    def due(self, now: float) -> float | None:
-        """Return when the next request is made; None: no request is left."""
-        following = self._next(now)
-        return None if following is None else max(following.due, self.rested_at)
-
-    def next_request(self, now: float) -> Confirmation | None:
-        """Return the confirmation to be requested now, and count the try; None: none is open."""
-        following = self._next(now)
-        if following is not None:
-            following.tries, self.tried_at = following.tries + 1, now
-        return following
-
-    def _next(self, now: float) -> Confirmation | None:
-        """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
-
-        The first id that has no answer comes before all others: it may have been carried out, and only one payment of a
-        form is confirmed.
-        """
-        waiting = self.all_open()
-        first = next(
-            (each for each in waiting if each.transaction_id is not None and not each.is_answered), None
-        )
-        if first is not None:
-            waiting = [each for each in waiting if each is first or each.transaction_id is None]
-        return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
-
-    def end_request(self, current: Confirmation | None, now: float, *, settled: bool, wait: float) -> bool:
-        """Note the end of a request; the next comes after `wait` seconds or more. Return whether its id is given up."""
-        if self.record.state in OVER:
-            self.close()
-        if current is None or not current.open:
-            return False
-        scale = self.window / NORMAL_WINDOW
-        current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
-        if settled:
-            current.is_answered, current.open = True, False
-        elif current.is_answered or current.transaction_id is None:
-            current.open = now - current.begun <= self.window
-        elif all(now - each.begun > self.window for each in self.all_open()):
-            # The ids that have waited for its answer were not confirmed in time either.
-            self.close()
-        current.wake()
-        return not settled and not current.open
-
-    def close(self) -> None:
-        """Close every confirmation."""
-        for each in self.all_open():
-            each.open = False
-            each.wake()
-
-    def is_unconfirmed(self, transaction_id: int | None, now: float) -> bool:
-        """Return whether the service may still reverse a transaction that a query found accepted just now, even late.
-
-        The time counts from the first such query, which is noted. A return that names an id may be forged, and early.
-        """
-        return now - self.accepted_at.setdefault(transaction_id, now) <= 2 * self.window
 
 
 class Confirmer:

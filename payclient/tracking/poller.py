@@ -32,7 +32,7 @@ from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW, Attentive, Fixed, Schedule, Steps
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
-from payclient.tracking.confirmations import TURN, Confirmer, ReturnedForm
+from payclient.tracking.confirmations import TURN, Confirmer
 from payclient.tracking.followup import (
     NOTIFIED_DELAYS,
     Followed,
@@ -46,6 +46,7 @@ from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.returned_form import ReturnedForm
 
 log: Log = Log("payclient.tracker")
 

@@ -141,7 +141,7 @@ class _Charge(CheckedModel):
             if type(part) is int:
                 total += part
             elif part is not None:
-                return None  # it is a fault of its own, and there is no sum
+                return None  # this part is reported as a fault, so no sum is compared
         return total
 
     def _find_faults(self) -> list[ErrorDetail]:

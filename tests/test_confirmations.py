@@ -179,6 +179,19 @@ async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
     assert {record.client_transaction_id for record in found} == expected
 
 
+async def test_what_was_written_late_hides_nothing_of_the_feed() -> None:
+    """The ledger failed for some minutes: what was decided in them stands behind what came later."""
+    ledger = MemoryLedger()
+    for number in range(100):
+        at = 10_000.0 + number - (900.0 if number % 10 != 5 else 0.0)
+        record = await prepared(ledger, f"form-{number}", at)
+        await ledger.apply(record, Abandoned(at=at))
+    found = [each async for each in unpaid_since(ledger, 10_000.0)]
+    assert {record.client_transaction_id for record in found} == {
+        f"form-{number}" for number in range(5, 100, 10)
+    }
+
+
 async def test_a_long_feed_is_halved(tmp_path: Path) -> None:
     """A real file: of three hundred decisions few are read to find where the last minutes begin."""
     ledger = await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
@@ -191,10 +204,11 @@ async def test_a_long_feed_is_halved(tmp_path: Path) -> None:
 
     try:
         for number in range(300):
-            record = await prepared(ledger, f"form-{number}", float(number))
-            await ledger.apply(record, Abandoned(at=float(number)))
+            at = 3600.0 * number
+            record = await prepared(ledger, f"form-{number}", at)
+            await ledger.apply(record, Abandoned(at=at))
         ledger.changes = counting  # type: ignore[method-assign,assignment]  # counts what is read
-        found = [each async for each in unpaid_since(ledger, 297.0)]
+        found = [each async for each in unpaid_since(ledger, 297 * 3600.0)]
         assert {record.client_transaction_id for record in found} == {"form-297", "form-298", "form-299"}
         assert sum(calls) < 40
     finally:

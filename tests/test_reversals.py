@@ -271,6 +271,20 @@ async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(service: Ser
         assert (await record_in(service.ledger)).state is State.REVERSED
 
 
+async def test_a_copy_of_a_refused_reversal_may_come_later(service: Service) -> None:
+    """A proxy held the first one back; the second was refused, and the query after it found the sale paid."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        service.reverse_scripts = [(refusal(20), False)]
+        reversing = asyncio.ensure_future(tracker.reverse(pending))
+        await service.clock.advance(2)
+        await error_of(payclient.NotReversibleError, reversing)
+        await service.clock.advance(50)
+        service.decide("Cancelado", pending.transaction_id or 0)
+        await service.clock.advance(20)
+        assert (await record_in(service.ledger)).state is State.REVERSED
+
+
 async def test_a_query_on_its_way_does_not_tell_what_a_refused_reversal_did(service: Service) -> None:
     """Its answer is from before the request that gave the payment back, and comes after it."""
     gate = Gate()

@@ -204,7 +204,7 @@ def _storable(report: StatusReport) -> StatusReport:
         if type(name) is str and type(value) in (str, int) and not is_personal(name)
     }
     reason = report.reason if type(report.reason) is str else None
-    # The service's own word, which no profile maps here, is no verdict.
+    # A source of one's own has no table of words: any other word decides nothing.
     state = report.state if report.state in STATE_WORDS else None
     return attrs.evolve(report, state=state, receipt=receipt, reason=reason)
 

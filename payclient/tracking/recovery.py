@@ -25,6 +25,9 @@ _NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 #: Seconds for which a process that begins looks back for what was decided, and may be paid all the same.
 LOOK_BACK = 86_400.0
 
+#: Seconds by which a change may stand in the feed behind what came later: the ledger failed, or clocks differ.
+DISORDER = 3600.0
+
 #: Seconds after which that is tried again where the ledger failed.
 AGAIN = 60.0
 
@@ -95,7 +98,7 @@ async def _look_back(poller: Poller) -> None:
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
     """Yield what was cancelled or refused since a UTC time, and is so still. What was so twice may come twice."""
-    cursor, unpaid = await _cursor_at(ledger, since), (State.CANCELLED, State.REFUSED)
+    cursor, unpaid = await _cursor_at(ledger, since - DISORDER), (State.CANCELLED, State.REFUSED)
     # A page at a time: a busy day has a hundred thousand.
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor

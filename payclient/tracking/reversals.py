@@ -101,7 +101,8 @@ async def _check(poller: Poller, record: Record) -> Outcome:
 async def _check_anew(poller: Poller, record: Record) -> Outcome:
     """Query a payment whose reversal was refused, and go on in the background until the service has answered.
 
-    An answer to an earlier query is not used: it may be older than the reversal.
+    An answer to an earlier query is not used: it may be older than the reversal. Where it is still paid, it is queried
+    once more when a copy of the request that was late on its way has been executed.
     """
     ask = poller.asks.find(record.client_transaction_id)
     if ask is not None:
@@ -111,8 +112,10 @@ async def _check_anew(poller: Poller, record: Record) -> Outcome:
         await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
     outcome = await poller.check(record)
     ask = poller.asks.find(record.client_transaction_id)
-    if outcome.state is State.ACCEPTED and (ask is None or not ask.is_answered):
-        poller.recheck(record)
+    if outcome.state is State.ACCEPTED:
+        if ask is None or not ask.is_answered:
+            poller.recheck(record)
+        poller.recheck(record, after=2 * poller.policy.total_timeout)
     return outcome
 
 

@@ -183,12 +183,12 @@ async def test_what_was_written_late_hides_nothing_of_the_feed() -> None:
     """The ledger failed for some minutes: what was decided in them stands behind what came later."""
     ledger = MemoryLedger()
     for number in range(100):
-        at = 10_000.0 + number - (900.0 if number % 10 != 5 else 0.0)
+        at = 10_000.0 + number - (900.0 if number % 10 != 7 else 0.0)
         record = await prepared(ledger, f"form-{number}", at)
         await ledger.apply(record, Abandoned(at=at))
     found = [each async for each in unpaid_since(ledger, 10_000.0)]
     assert {record.client_transaction_id for record in found} == {
-        f"form-{number}" for number in range(5, 100, 10)
+        f"form-{number}" for number in range(7, 100, 10)
     }
 
 

@@ -17,7 +17,7 @@ from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, pushed, t
 from fake_ledgers import FailingLedger
 from fake_service import error_of, events_of, pending_of
 from payclient.events import Event
-from payclient.lifecycle import Record
+from payclient.lifecycle import Record, advance
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
@@ -67,6 +67,14 @@ class Broken(FailingLedger):
 
     async def apply(self, record: Record, event: Event) -> Record:
         await self.breaks(record)
+        return await super().apply(record, event)
+
+
+class Full(FailingLedger):
+    """Says that a state does not take an event also while it cannot write, as a database that can be read does."""
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        advance(await self.peek(record.client_transaction_id), event)
         return await super().apply(record, event)
 
 
@@ -202,6 +210,22 @@ async def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytes
         outcomes = await waited(pendings)
     assert {outcome.paid for outcome in outcomes} == {True, False}
     assert lines_of_a_minute(caplog) <= 5
+
+
+@in_virtual_time
+async def test_a_full_disk_blames_neither_the_service_nor_a_person(caplog: pytest.LogCaptureFixture) -> None:
+    """A paid sale whose answer is not written and rows without a permit: each line says that the ledger fails."""
+    service, ledger = Service(undecided=True), Full(Outage(1, 120.0, "apply permit"))
+    async with tracking(service, ledger=ledger) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        service.truth["order-1"] = (0.0, "Aceptado")
+        for number in range(2, 30):
+            await error_of(payclient.LedgerUnavailableError, tracker.sale(push(f"order-{number}")))
+        assert (await pending.wait()).paid is True
+    assert {vars(each)["event"] for each in caplog.records if each.levelno >= logging.WARNING} == {
+        "ledger_failed"
+    }
+    assert lines_of_a_minute(caplog) <= 4
 
 
 @in_virtual_time

@@ -15,6 +15,7 @@ from contextlib import suppress
 from payclient.clock import Clock, end, within
 from payclient.errors import (
     LedgerError,
+    LedgerUnavailableError,
     StillPendingError,
     TrackerClosedError,
     TransitionError,
@@ -265,7 +266,10 @@ class OpenAsks:
         return False
 
     async def _apply_to_newest(self, ask: Followed, event: Event) -> bool:
-        """Write an event; False: the record was out of date. Raises `TransitionError` as the newest record does."""
+        """Write an event; False: the record was out of date.
+
+        Raises `TransitionError` as the newest record does, and `LedgerUnavailableError` while an earlier event waits.
+        """
         try:
             self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
@@ -273,8 +277,9 @@ class OpenAsks:
                 return False
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             before = ask.record
-            is_left = await self.late.write_now(before.client_transaction_id)
-            if is_left or ask.record is before:
+            if await self.late.write_now(before.client_transaction_id):
+                raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
+            if ask.record is before:
                 raise
             self.update(ask, await self.ledger.apply(ask.record, event))
         return True

@@ -122,12 +122,14 @@ class LateWrites:
     async def _decided_otherwise(self, record: Record, event: Event) -> Record:
         """Return what an operator or another process wrote meanwhile: the ledger's word stands."""
         identifier = record.client_transaction_id
-        log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         try:
-            return await self._ledger.get(identifier) or record
+            known = await self._ledger.get(identifier)
         except Exception as error:
             self.failed(error)
             return unwritten(record, event)
+        if known is not None:  # else our permit was never committed
+            log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
+        return known or record
 
     async def _write_again(self) -> None:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""

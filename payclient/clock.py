@@ -66,13 +66,17 @@ class LoopClock(SystemClock):
         vars(self)["monotonic"] = asyncio.get_running_loop().time
 
 
-def start(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Start a task that runs later, also where the loop's task factory is eager.
+def start(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]] | None = None) -> asyncio.Task[_T]:
+    """Start a task that runs later, also where the loop's task factory is eager. It stays in `tasks` until it ends.
 
     An eager task may have ended before its creator has stored it, and then would stay stored for ever.
     """
     loop = asyncio.get_running_loop()
-    return loop.create_task(work if loop.get_task_factory() is None else _later(work))
+    task = loop.create_task(work if loop.get_task_factory() is None else _later(work))
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
 
 
 async def _later(work: Coroutine[Any, Any, _T]) -> _T:

@@ -148,13 +148,10 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._start_ready()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = start(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        start(work, self._tasks).add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Forget a task that has ended. One that failed or that others cancelled took its row along: end the batch."""
-        self._tasks.discard(task)
+        """End the batch where a task failed, or was cancelled by others: it took its row along."""
         if self._exited:
             return
         if task.cancelled():

@@ -166,13 +166,7 @@ class Leases:
         self._ledger.hold(self._sending_after)
         await self._compare()  # another tracker over this ledger may have left something
         await self._claim()
-        self._start(self._run_rounds())
-
-    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = start(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        start(self._run_rounds(), self._tasks)
 
     async def _run_rounds(self) -> None:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
@@ -197,7 +191,7 @@ class Leases:
     def claim_soon(self) -> None:
         """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
         if self._claiming is None and not self._poller.asks.closed:
-            self._claiming = self._start(self._claim_now())
+            self._claiming = start(self._claim_now(), self._tasks)
 
     async def _claim_now(self) -> None:
         try:
@@ -269,7 +263,7 @@ class Leases:
         elif self._poller.asks.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
         if self._changed and self._reading is None and not self._poller.asks.closed:
-            self._reading = self._start(self._read())
+            self._reading = start(self._read(), self._tasks)
 
     async def _read(self) -> None:
         """Read again whatever may have changed, many at a time."""

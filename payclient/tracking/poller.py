@@ -273,6 +273,8 @@ class Poller:
 
     def _start_ready(self) -> None:
         """Start what may start now: expiries, and as many requests as the rate allows."""
+        if self.asks.closed:
+            return
         now = self.clock.monotonic()
         while self._to_expire and len(self._expiries) < EXPIRIES_AT_ONCE:
             ask = self._to_expire.popleft()
@@ -317,15 +319,8 @@ class Poller:
 
     def _start(self, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
         """Start a task. When it ends, the next requests are started."""
-        task = start(work)
-        tasks.add(task)
-
-        def done(task: asyncio.Task[Any]) -> None:
-            tasks.discard(task)
-            if not self.asks.closed:
-                self._start_ready()
-
-        task.add_done_callback(done)
+        task = start(work, tasks)
+        task.add_done_callback(lambda _: self._start_ready())
         return task
 
     # --- What is done for one item
@@ -453,10 +448,7 @@ class Poller:
 
     def start_detached(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
         """Start work in a task of its own, which goes on where its caller is cancelled; closing waits for it."""
-        task = start(work)
-        self._detached.add(task)
-        task.add_done_callback(self._detached.discard)
-        return task
+        return start(work, self._detached)
 
     def start_work(self, work: Coroutine[None, None, Any]) -> None:
         """Start work that closing cancels."""

@@ -13,7 +13,7 @@ from itertools import count
 import attrs
 import orjson
 
-from payclient.clock import cancel_all, sleep, start, within
+from payclient.clock import sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
@@ -134,10 +134,9 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = lifetime
         self._keeps = keeps
-        #: Set where links may be dead.
+        #: Set where links may be dead, or die before those that were the next to die.
         self._died = asyncio.Event()
-        self._deleting: asyncio.Task[None] | None = None
-        asks.on_form_decided = self.delete_dead
+        asks.on_form_decided = self._died.set
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
@@ -151,15 +150,9 @@ class KeptLinks:
             )
         except LedgerError as error:
             self._asks.late.failed(error)
-        self.delete_dead()  # these, when their time comes
-
-    def delete_dead(self) -> None:
-        """Delete the links that are dead, in one task, which goes on with those that die later."""
         self._died.set()
-        if self._deleting is None and not self._asks.closed:
-            self._deleting = start(self._delete_dead())
 
-    async def _delete_dead(self) -> None:
+    async def delete_dead(self) -> None:
         """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept."""
         clock = self._asks.clock
         while True:
@@ -174,11 +167,6 @@ class KeptLinks:
             else:
                 with suppress(TimeoutError):
                     await within(clock, max(until - clock.time(), 0.0), self._died.wait())
-
-    async def aclose(self) -> None:
-        """Stop deleting; the next process goes on."""
-        if self._deleting is not None:
-            await cancel_all([self._deleting])
 
 
 def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:

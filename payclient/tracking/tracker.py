@@ -124,7 +124,7 @@ class Tracker:
         await self._check_environment()
         self._poller.asks.open()
         try:
-            self._links.delete_dead()
+            self._poller.start_work(self._links.delete_dead())
             # Follow what a crash left open; beside other processes, what none of them follows, now and later.
             if self._poller.asks.leases is not None:
                 await self._poller.asks.leases.begin()
@@ -143,7 +143,6 @@ class Tracker:
         """Let the requests in flight end (within `drain` seconds) and stop following. The ledger stays open."""
         self._poller.asks.is_open = False
         await self._poller.aclose(self._drain)
-        await self._links.aclose()
 
     async def sale(
         self, request: SaleRequest, *, purchase: str | None = None, beside_open_form: bool = False

@@ -334,13 +334,14 @@ class Policy:
         ledger: the answer may have been "paid". Nor does a query that was made before a whole life has passed here,
         since our clock may be ahead of the sender's.
         """
-        if not is_presumed(ask.record) or now < self._surely_ended(ask):
+        looked_at = ask.queried_at if self.can_query else now
+        if not is_presumed(ask.record) or looked_at < self._surely_ended(ask):
             return False
         if not self.can_query:
             # What its customer did, if anything, only a person can find out.
             return ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
-        return is_last and ask.is_answered and self.is_final(ask, now)
+        return is_last and ask.is_answered and self.is_final(ask, looked_at)
 
     def _surely_ended(self, ask: Followed) -> float:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""

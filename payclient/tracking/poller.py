@@ -279,7 +279,7 @@ class Poller:
         while self._to_expire and len(self._expiries) < EXPIRIES_AT_ONCE:
             ask = self._to_expire.popleft()
             if ask.task is None and self.asks.has(ask):
-                self._run(ask, self._expire(ask), self._expiries)
+                self._run(ask, self._follow_up(ask, queries=False), self._expiries)
         while self.rate.ready_at() <= now and self._start_request(now):
             pass
         self._arm()
@@ -306,7 +306,7 @@ class Poller:
             checked = self._starting.pop(item, None)
             if item.task is None and self.asks.has(item) and (checked or not item.elsewhere):
                 self.rate.note_request(now)
-                self._run(item, self._run_query(item), self._requests)
+                self._run(item, self._follow_up(item, queries=True), self._requests)
             if checked is not None:
                 checked.set()
         elif isinstance(item, ReturnedForm) and item.task is None:
@@ -325,28 +325,18 @@ class Poller:
 
     # --- What is done for one item
 
-    async def _expire(self, ask: Followed) -> None:
-        """Write that an ask has expired by our clock; where nothing can be queried, later that it is over."""
-        at, now = self.clock.time(), self.clock.monotonic()
-        try:
-            # Look again: the expiry may have been written while the ask waited here, and the last query is to come.
-            if self.policy.expires_now(ask, now):
-                await self.asks.apply(ask, Expired(at=at))
-            elif not self.policy.can_query and self.policy.is_over(ask, now):
-                await self.asks.apply(ask, Exhausted(at=at))
-        except Exception as error:  # our own error must not end the poller
-            _log_failure(ask.record, error)
-        finally:
-            self._ended(ask)
+    async def _follow_up(self, ask: Followed, *, queries: bool) -> StatusReport | None:
+        """Write what our clock says of an ask, with `queries` query it, and plan its next look.
 
-    async def _run_query(self, ask: Followed) -> StatusReport | None:
-        """Query an ask in a task of its own, and plan its next look. Returns the report, if it is ours."""
+        Returns the report, if it is ours.
+        """
         report = None
         try:
             now = self.clock.monotonic()
             await self._bring_up_to_date(ask, now)
             if self.asks.has(ask):
-                report = await self.queries.query(ask, self.policy.next_query(ask, now))
+                if queries:
+                    report = await self.queries.query(ask, self.policy.next_query(ask, now))
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # an error of ours or of a status source must not end the poller

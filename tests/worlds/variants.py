@@ -151,14 +151,14 @@ def _busy_clears() -> list[Patch]:
 
 def _resend_at_five_minutes() -> list[Patch]:
     """An unknown sale is over with its window."""
-    shipped = Poller._run_query
+    shipped = Poller._follow_up
 
-    async def query(self: Poller, ask: Followed) -> payclient.StatusReport | None:
+    async def follow_up(self: Poller, ask: Followed, *, queries: bool) -> payclient.StatusReport | None:
         if ask.record.state is State.UNKNOWN and self.clock.monotonic() >= ask.expires:
             await self.asks.apply(ask, NotSent(at=self.clock.time()))
-        return await shipped(self, ask)
+        return await shipped(self, ask, queries=queries)
 
-    return [(Poller, "_run_query", query)]
+    return [(Poller, "_follow_up", follow_up)]
 
 
 @attrs.frozen

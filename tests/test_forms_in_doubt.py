@@ -341,6 +341,22 @@ async def test_of_two_forms_that_were_cancelled_and_then_paid_one_is_confirmed(s
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
 
 
+async def test_of_two_forms_paid_and_not_confirmed_the_first_is(service: FakeService) -> None:
+    """Both cards were declined, both tabs pay by another card, and confirmations fail: neither waits for the other."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4998, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        await tracker.returned(service.pay("form-2", 4999, transactionStatus="Canceled"))
+        service.confirm_scripts, service.instead = [reset] * 5, unlisted
+        for number in (2, 1):
+            await passing(service, tracker.returned(service.pay(f"form-{number}", 5000 + number)))
+        await service.clock.advance(1300)
+        assert 5002 in service.confirmed
+        assert 5001 not in service.confirms
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
 async def test_a_form_of_a_paid_purchase_is_not_confirmed(service: FakeService) -> None:
     """Its first form was declined, and so another one was given; the old tab pays by another card, then the new one."""
     async with prepared(service) as tracker:

@@ -268,7 +268,7 @@ class Confirmer:
         identifier = record.client_transaction_id
         if transaction_id is None:
             return await self._query(form, current)
-        if await self._is_replaced(record):
+        if await self._is_replaced(record, current):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             queries.warn_once("confirmation_withheld", identifier, what)
             return False
@@ -292,10 +292,11 @@ class Confirmer:
             return True  # a payment of the form is confirmed first
         return await self._take(form, current, read_form(record, report, self._clock.time()))
 
-    async def _is_replaced(self, form: Record) -> bool:
+    async def _is_replaced(self, form: Record, current: Confirmation) -> bool:
         """Return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
 
-        A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far.
+        A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far, or
+        that was paid after this one: that one finds this one in the ledger.
         """
         another = Record(client_transaction_id="", purchase=form.purchase, created_at=self._clock.time())
         try:
@@ -304,13 +305,19 @@ class Confirmer:
             if form.state is State.CANCELLED:
                 raise  # its purchase was free for other asks
             return False
-        return any(
+        is_replaced = any(
             each.client_transaction_id != form.client_transaction_id
             and not each.beside_open_form
             and holds_purchase(each, another)
-            and (each.kind == "sale" or each.state in PAID or bool(each.candidate_ids))
+            and (
+                each.kind == "sale"
+                or each.state in PAID
+                or (bool(each.candidate_ids) and not current.is_first)
+            )
             for each in asks
         )
+        current.is_first = current.on_record and not is_replaced
+        return is_replaced
 
     def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Confirm the other transactions that may have paid a form than a report names; return whether any may."""

@@ -39,6 +39,8 @@ class Confirmation:
     declined: bool = False
     #: Whether the service's latest answer shows that it is not carried out. Until then it may be, by whatever process.
     is_answered: bool = False
+    #: Whether no other ask of the purchase was in its way at a try: a form that is paid later waits for this one.
+    is_first: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
     #: Set, and replaced, at the end of each try.

@@ -1,5 +1,5 @@
--- The PostgreSQL ledger, in a schema of its own: `payclient`, or the one that the ledger's address names. Words in
--- braces are made from `lifecycle` by records.py.
+-- The PostgreSQL ledger, beside both.sql, in a schema of its own: `payclient`, or the one that the ledger's address
+-- names. Words in braces are made from `lifecycle` by records.py.
 --
 -- The tables and guards are SQLite's. Added is what several processes need: who was granted a permit, who follows what
 -- is open and until when, and that no attempt is written under settings that could lose its commit. Writers do not wait
@@ -466,26 +466,12 @@ SELECT application, schema_version, digest_key FROM payclient.meta
 -- name: insert_meta
 INSERT INTO payclient.meta (application, schema_version, digest_key) VALUES ($1, $2, $3)
 
--- name: environment
-SELECT environment FROM payclient.meta
-
--- name: set_environment
-UPDATE payclient.meta SET environment = $1 WHERE environment IS NULL
-
--- name: move_environment
-UPDATE payclient.meta SET environment = $1
-
 -- name: write
 SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
     $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
 
 -- name: attempts
 SELECT {record} FROM payclient.find($1)
-
--- Which other sale, sent under these credentials, has a transaction.
--- name: taken_by
-SELECT client_transaction_id FROM payclient.transactions
-WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 LIMIT 1
 
 -- name: asks
 SELECT {record} FROM payclient.asks($1)
@@ -497,30 +483,9 @@ UNION ALL SELECT {record}, true FROM payclient.asks($2)
 -- name: asks_of
 SELECT {record} FROM payclient.asks(ARRAY[$1])
 
--- name: keep_links
-INSERT INTO payclient.form_links (attempt_id, links, until)
-SELECT id, $1, $2 FROM payclient.attempts WHERE client_transaction_id = $3 AND attempt = $4
-ON CONFLICT (attempt_id) DO UPDATE SET links = excluded.links, until = excluded.until
-
--- name: links
-SELECT client_transaction_id, links FROM payclient.form_links JOIN payclient.live_records ON id = attempt_id
-WHERE purchase = $1 AND until > $2 AND NOT {links_are_dead}
-
--- name: drop_links
-DELETE FROM payclient.form_links AS l WHERE until <= $1
-OR EXISTS (SELECT FROM payclient.live_records WHERE id = l.attempt_id AND {links_are_dead})
-RETURNING attempt_id
-
--- name: links_until
-SELECT min(until) FROM payclient.form_links
-
 -- The server overwrites what was deleted in its own time.
 -- name: wipe
 SELECT 1
-
--- name: unfinished
-SELECT {record} FROM payclient.live_records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)
-ORDER BY created_at, id
 
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
@@ -529,9 +494,6 @@ UNION ALL
 SELECT * FROM (SELECT {record}, id FROM payclient.archived_records WHERE id > $1 ORDER BY id LIMIT $2) AS archived
 ORDER BY id LIMIT $2
 
--- name: history
-SELECT {change} FROM payclient.history WHERE client_transaction_id = $1 ORDER BY cursor
-
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 
@@ -539,22 +501,6 @@ SELECT {change} FROM payclient.news($1, $2)
 -- name: lock_writers_out
 SET LOCAL lock_timeout = '5s';
 LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN SHARE ROW EXCLUSIVE MODE
-
--- name: ids
-SELECT (SELECT min(id) FROM payclient.attempts), (SELECT max(id) FROM payclient.attempts)
-
--- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
--- decided before a time, and whose links, if they have any, were dead by then.
--- name: archivable
-SELECT {whole_attempt} FROM payclient.attempts AS a WHERE id > $1 AND id <= $2 AND NOT EXISTS (
-    SELECT FROM payclient.live_records AS each WHERE each.client_transaction_id = a.client_transaction_id AND (
-        coalesce(each.decided_at >= $3, true) OR coalesce(each.links_dead_at >= $3, false)
-        OR EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = each.id)
-    )
-) ORDER BY id
-
--- name: archivable_changes
-SELECT {whole_change} FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2 ORDER BY attempt_id, version
 
 -- The ids of these are in a JSON array, here and below.
 -- name: archive

@@ -96,8 +96,8 @@ _MADE = {
 
 
 def read_statements(file: str) -> dict[str, str]:
-    """Return the statements of a `.sql` file of this package by name, in their order; each follows `-- name: NAME`."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    """Return the statements of `both.sql` and of another file of this package by name; each follows `-- name: NAME`."""
+    text = "".join(Path(__file__).with_name(each).read_text(encoding="utf-8") for each in ("both.sql", file))
     for name, sql in _MADE.items():
         text = text.replace(f"{{{name}}}", sql)
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
--- The SQLite ledger. Words in braces are made from `lifecycle` by records.py.
+-- The SQLite ledger, beside both.sql. Words in braces are made from `lifecycle` by records.py.
 --
 -- Nothing but INSERT is ever done to an attempt and to its changes; where an attempt stands is what its newest change
 -- says. The database itself keeps the promises: its unique keys and its guards refuse a second open attempt, every
@@ -236,15 +236,6 @@ SELECT digest_key FROM meta
 SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0), archived_cursor)
 FROM meta
 
--- name: environment
-SELECT environment FROM meta
-
--- name: set_environment
-UPDATE meta SET environment = ? WHERE environment IS NULL
-
--- name: move_environment
-UPDATE meta SET environment = ?
-
 -- A statement for many rows repeats what follows VALUES, or the one question mark of IN.
 -- name: permit
 INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -264,19 +255,11 @@ VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt 
 SELECT {record} FROM records WHERE client_transaction_id IN (?)
 ORDER BY client_transaction_id, attempt
 
--- Which other sale, sent under these credentials, has a transaction.
--- name: taken_by
-SELECT client_transaction_id FROM transactions
-WHERE transaction_id = ? AND credentials = ? AND client_transaction_id <> ? LIMIT 1
-
 -- name: asks
 SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 
 -- name: asks_of
 SELECT {record} FROM records WHERE purchase = ? ORDER BY id
-
--- name: unfinished
-SELECT {record} FROM live_records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id
 
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
@@ -292,47 +275,9 @@ SELECT * FROM (
 )
 ORDER BY id LIMIT (SELECT most FROM given)
 
--- name: history
-SELECT {change} FROM history WHERE client_transaction_id = ? ORDER BY cursor
-
 -- name: news
 SELECT {change} FROM changes JOIN attempts ON id = attempt_id
 WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
-
--- name: keep_links
-INSERT OR REPLACE INTO form_links (attempt_id, links, until)
-SELECT id, ?, ? FROM attempts WHERE client_transaction_id = ? AND attempt = ?
-
--- name: links
-SELECT client_transaction_id, links FROM form_links JOIN live_records ON id = attempt_id
-WHERE purchase = ? AND until > ? AND NOT {links_are_dead}
-
--- name: drop_links
-DELETE FROM form_links WHERE until <= ?
-OR EXISTS (SELECT 1 FROM live_records WHERE id = attempt_id AND {links_are_dead})
-RETURNING attempt_id
-
--- name: links_until
-SELECT min(until) FROM form_links
-
--- name: ids
-SELECT (SELECT min(id) FROM attempts), (SELECT max(id) FROM attempts)
-
--- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
--- decided before a time, and whose links, if they have any, were dead by then.
--- name: archivable
-WITH given(after, last, before) AS (VALUES (?, ?, ?))
-SELECT {whole_attempt} FROM attempts
-WHERE id > (SELECT after FROM given) AND id <= (SELECT last FROM given) AND NOT EXISTS (
-    SELECT 1 FROM live_records AS each WHERE each.client_transaction_id = attempts.client_transaction_id AND (
-        coalesce(each.decided_at >= (SELECT before FROM given), true)
-        OR coalesce(each.links_dead_at >= (SELECT before FROM given), false)
-        OR EXISTS (SELECT 1 FROM form_links WHERE attempt_id = each.id)
-    )
-) ORDER BY id
-
--- name: archivable_changes
-SELECT {whole_change} FROM changes WHERE attempt_id > ? AND attempt_id <= ? ORDER BY attempt_id, version
 
 -- The ids of these are in a JSON array, here and below.
 -- name: archive

@@ -6,6 +6,7 @@ The file is opened by SQLite alone: closing any other handle would drop SQLite's
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sqlite3
 import stat
@@ -26,7 +27,10 @@ from payclient.errors import (
 from payclient.ledger.records import read_statements
 from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
-STATEMENTS = read_statements("sqlite.sql")
+STATEMENTS = {
+    name: re.sub(r"\$\d", "?", sql.replace("payclient.", ""))
+    for name, sql in read_statements("sqlite.sql").items()
+}
 #: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
 VERSION = 1
 #: "PayL": what makes a SQLite file ours.

@@ -88,13 +88,10 @@ class Database(Protocol):
         forbid; return the ids of the inserted ones.
         """
 
-    async def find(self, name: str, keys: Sequence[str]) -> Sequence[Sequence[Any]]:
-        """Return rows of the records of client transaction ids (`attempts`), or of purchases (`asks`)."""
-
     async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
-        """Return what `find` returns for client transaction ids and for purchases, in one round trip."""
+        """Return rows of the records of client transaction ids, and of those of purchases, in one round trip."""
 
-    async def fetch(self, name: str, parameters: Row) -> Sequence[Sequence[Any]]:
+    async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
     def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
@@ -210,13 +207,13 @@ class Batch:
         ids = [each.record.client_transaction_id for each in writes]
         purchases = {each.record.purchase for each in writes if each.event is None}
         try:
-            known = grouped(await database.find("attempts", ids))
-            asks = [record_of(row) for row in await database.find("asks", list(purchases))]
+            attempts, of_purchases = await database.look_up(ids, list(purchases))
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
             self._fail(writes[0], fault or database.unavailable(error, "read"))
             return []
+        known, asks = grouped(attempts), [record_of(row) for row in of_purchases]
         return [
             each
             for each in writes
@@ -273,7 +270,7 @@ class Batch:
     async def _note_overpaid(self, database: Database) -> None:
         """Write the event of each ask that was paid beside another one of its purchase."""
         purchases = {each.record.purchase for each in self._paid}
-        rows = await database.find("asks", list(purchases))
+        _, rows = await database.look_up((), list(purchases))
         if len(rows) == len(purchases):
             return  # no purchase has another ask
         asks = [record_of(row) for row in rows]

@@ -480,9 +480,6 @@ SELECT {record} FROM payclient.asks($1)
 SELECT {record}, false AS is_ask FROM payclient.find($1)
 UNION ALL SELECT {record}, true FROM payclient.asks($2)
 
--- name: asks_of
-SELECT {record} FROM payclient.asks(ARRAY[$1])
-
 -- The server overwrites what was deleted in its own time.
 -- name: wipe
 SELECT 1

@@ -106,16 +106,16 @@ class SqliteDatabase:
                 values += row
             self._connection.execute(_repeated(name, end - start), values)
 
-    async def find(self, name: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    def _find(self, name: str, keys: Sequence[str]) -> Rows:
         rows = []
         for start, end in _chunks(len(keys)):
             rows += self._connection.execute(_repeated(name, end - start), keys[start:end]).fetchall()
         return rows
 
     async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
-        return await self.find("attempts", ids), await self.find("asks", purchases)
+        return self._find("attempts", ids), self._find("asks", purchases)
 
-    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Rows:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
     @asynccontextmanager

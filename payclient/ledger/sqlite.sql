@@ -258,9 +258,6 @@ ORDER BY client_transaction_id, attempt
 -- name: asks
 SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 
--- name: asks_of
-SELECT {record} FROM records WHERE purchase = ? ORDER BY id
-
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
 WITH given(after, most) AS (VALUES (?, ?))

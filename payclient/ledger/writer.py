@@ -140,7 +140,8 @@ class StoredLedger:
         return self._pages(self._read("records", 0, PAGE))
 
     async def asks(self, purchase: str) -> list[Record]:
-        return [record_of(row) for row in await self._read("asks_of", purchase)]
+        _, asks = await self._submit(Get(self._future(), (), purchase))
+        return list(asks)
 
     async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
         attempts: dict[str, list[Record]]

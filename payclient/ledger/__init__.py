@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
 
-from payclient.errors import ConfigurationError, TransitionError
+from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
@@ -66,6 +66,14 @@ class PurchaseHeldError(Exception):
     def __init__(self, holder: Record) -> None:
         super().__init__(holder.client_transaction_id)
         self.holder = holder
+
+
+def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
+    """Return a fault of a database as callers see it: by its name, without any statement or value."""
+    if isinstance(error, PayError):  # our own words
+        return LedgerUnavailableError(str(error))
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
 class Ledger(Protocol):

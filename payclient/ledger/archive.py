@@ -23,9 +23,10 @@ from operator import itemgetter
 from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
+from payclient.ledger import unavailable
 from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
-from payclient.ledger.sqlite_files import open_to_read, unavailable
+from payclient.ledger.sqlite_files import open_to_read
 
 __all__ = ["archive", "back_up"]
 

@@ -11,7 +11,7 @@ import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Created, Event, NotSent
-from payclient.ledger import PurchaseHeldError, TransactionTakenError
+from payclient.ledger import PurchaseHeldError, TransactionTakenError, unavailable
 from payclient.ledger.records import (
     change_row,
     grouped,
@@ -97,9 +97,6 @@ class Database(Protocol):
     def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
         """Begin a transaction beside which nobody writes, and commit it."""
 
-    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
-        """Return a fault as callers see it, without any statement or value."""
-
 
 class Batch:
     """Operations that are carried out together: first the writes, in one transaction where the database has one open,
@@ -156,7 +153,7 @@ class Batch:
                 try:
                     self.answers[each] = await database.fetch(each.name, each.parameters)
                 except database.value_faults as error:
-                    self._fail(each, database.unavailable(error, "read"))
+                    self._fail(each, unavailable(error, "read"))
 
     async def _get(self, database: Database, gets: list[Get]) -> None:
         """Answer all by one look-up; where the database does not take an id, each by a look-up of its own."""
@@ -168,7 +165,7 @@ class Batch:
             attempts, asks = await database.look_up(list(ids), list(purchases))
         except database.value_faults as error:
             if len(gets) == 1:
-                self._fail(gets[0], database.unavailable(error, "read"))
+                self._fail(gets[0], unavailable(error, "read"))
             else:
                 for each in gets:
                     await self._get(database, [each])
@@ -191,7 +188,7 @@ class Batch:
         except database.value_faults as error:
             if len(writes) > 1:
                 return [again for each in writes for again in await self._insert(database, [each])]
-            fault = database.unavailable(error, "written")
+            fault = unavailable(error, "written")
         rest = []
         for each in writes:
             if each.record.client_transaction_id in inserted:
@@ -211,7 +208,7 @@ class Batch:
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
-            self._fail(writes[0], fault or database.unavailable(error, "read"))
+            self._fail(writes[0], fault or unavailable(error, "read"))
             return []
         known, asks = grouped(attempts), [record_of(row) for row in of_purchases]
         return [

@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 
 from payclient.errors import LedgerUnavailableError
+from payclient.ledger import unavailable
 from payclient.ledger.batch import Batch, Operation, Rows, Write, resolve
 from payclient.ledger.postgres_connection import (
     FAULTS,
@@ -25,7 +26,6 @@ from payclient.ledger.postgres_connection import (
     Woken,
     drop,
     pauses,
-    unavailable,
 )
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
@@ -63,7 +63,6 @@ class PostgresDatabase:
         asyncpg.TransactionRollbackError,  # it lost a deadlock; the connection is sound
         OverflowError,
     )
-    unavailable: Callable[[BaseException, str], LedgerUnavailableError] = staticmethod(unavailable)
 
     def __init__(self, connection: asyncpg.Connection, statements: Mapping[str, str]) -> None:
         self.connection = connection

@@ -22,6 +22,7 @@ import asyncpg
 
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
+from payclient.ledger import unavailable
 from payclient.ledger.records import read_statements
 from payclient.logs import Log
 from payclient.secret import Secret
@@ -52,13 +53,6 @@ FAULTS = (
     TimeoutError,
     ValueError,
 )
-
-
-def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
-    """Return a fault of PostgreSQL as callers see it: by its name, without any statement or value."""
-    if isinstance(error, PayError):  # our own words
-        return LedgerUnavailableError(str(error))
-    return LedgerUnavailableError(f"the ledger could not be {doing} ({type(error).__name__})")
 
 
 #: Connections of this process.

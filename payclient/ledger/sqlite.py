@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from payclient.errors import LedgerUnavailableError
+from payclient.ledger import unavailable
 from payclient.ledger.batch import Batch, Operation, Rows, resolve
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
@@ -25,7 +26,6 @@ from payclient.ledger.sqlite_files import (
     connect,
     open_file,
     open_to_read,
-    unavailable,
 )
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.logs import Log
@@ -74,7 +74,6 @@ class SqliteDatabase:
         OverflowError,
         ValueError,
     )
-    unavailable: Callable[[BaseException, str], LedgerUnavailableError] = staticmethod(unavailable)
 
     def __init__(self, connection: sqlite3.Connection, cursors: Iterator[int]) -> None:
         self._connection = connection

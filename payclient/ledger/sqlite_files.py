@@ -24,6 +24,7 @@ from payclient.errors import (
     LedgerUnavailableError,
     PayError,
 )
+from payclient.ledger import unavailable
 from payclient.ledger.records import read_statements
 from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
@@ -62,12 +63,6 @@ _SETTINGS: tuple[tuple[str, str, object], ...] = (
 
 def connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY, isolation_level=None)
-
-
-def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
-    """Return a fault of SQLite as callers see it: by its name, without any statement or value."""
-    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
 @attrs.frozen

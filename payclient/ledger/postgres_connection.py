@@ -22,12 +22,9 @@ import asyncpg
 
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
-from payclient.ledger import unavailable
+from payclient.ledger import log, unavailable
 from payclient.ledger.records import read_statements
-from payclient.logs import Log
 from payclient.secret import Secret
-
-log: Log = Log("payclient.ledger")
 
 #: What makes a schema ours.
 APPLICATION = "payclient ledger"

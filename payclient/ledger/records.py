@@ -13,11 +13,8 @@ import attrs
 
 from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
-from payclient.ledger import Change
+from payclient.ledger import Change, log
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
-from payclient.logs import Log
-
-log: Log = Log("payclient.ledger")
 
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}

@@ -17,15 +17,12 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
-from payclient.ledger import Change
+from payclient.ledger import Change, log
 from payclient.ledger.batch import Get, Operation, Read, Write
 from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, advance
-from payclient.logs import Log
 
 __all__ = ["StoredLedger", "Writer"]
-
-log: Log = Log("payclient.ledger")
 
 #: Seconds from one log line about an outage to the next.
 LINE_EVERY = 60.0

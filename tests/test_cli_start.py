@@ -38,7 +38,7 @@ def test_help_imports_no_command() -> None:
     """The list of the commands needs none of them, nor what they need."""
     found = imported_by("--help")
     assert not found & {*HEAVY, "rich.markdown"}
-    assert not found & {f"payclient.cli.{place.partition(':')[0]}" for place, *_ in COMMANDS.values()}
+    assert not found & {f"payclient.cli.{each['function'].partition(':')[0]}" for each in COMMANDS.values()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,10 +59,10 @@ def test_the_help_of_each_command_ends_with_an_example_that_can_be_read(
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
     """The first sentence stands twice, so that the list needs no import."""
-    for place, sentence, _ in COMMANDS.values():
-        module, _, function = place.partition(":")
+    for each in COMMANDS.values():
+        module, _, function = each["function"].partition(":")
         said = inspect.getdoc(getattr(importlib.import_module(f"payclient.cli.{module}"), function)) or ""
-        assert " ".join(said.split()).startswith((sentence or "").removesuffix(".")), place
+        assert " ".join(said.split()).startswith(each.get("sentence", "").removesuffix(".")), function
 
 
 def test_completion_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

@@ -1,7 +1,9 @@
 """The commands by name. An error of one of them is a line on stderr and exit code 2, without a traceback."""
 
 import importlib
+import tomllib
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,65 +14,10 @@ from payclient.cli.configuration import Configuration
 from payclient.cli.texts import choose_language, language, language_option, reason, text
 from payclient.errors import PayError
 
-_BOOK = "--ledger sqlite:charges.db"
-
-#: The place of each command's function, the first sentence of its help, and an example. The sentence is repeated here,
-#: because `payclient --help` imports no command. That list has no ledger command, so that these repeat none.
-COMMANDS: dict[str, tuple[str, str | None, str]] = {
-    "cancel": (
-        "transaction:cancel", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17",
-    ),
-    "charge": (
-        "charge:charge", "Charge every row of a file, each customer once, and follow it to its end.",
-        "charges.csv --ledger sqlite:charges.db --profile payphone --report report.csv",
-    ),
-    "confirm": (
-        "transaction:confirm", "Confirm one paid form, which the service reverses otherwise; it may be repeated.",
-        "--transaction-id 5017 --client-transaction-id form-17 --profile payphone",
-    ),
-    "demo": (
-        "demo:demo", "Charge 200 made-up customers of the simulator, and compare the report with what it did.", "",
-    ),
-    "doctor": (
-        "doctor:doctor", "Look at settings, network, ledger, profile and a page of yours, and print what to change.",
-        "--ledger sqlite:charges.db --profile payphone",
-    ),
-    "follow": (
-        "follow:follow", "Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.",
-        "--since 4711 --ledger sqlite:charges.db --profile payphone",
-    ),
-    "guide": ("guide:guide", "Show a guide: start, payphone, web, forms, batch, testing, es/empezar ...", "batch"),
-    "ledger list": ("ledger:list_", None, f"--unresolved {_BOOK}"),
-    "ledger show": ("ledger:show", None, f"order-17 {_BOOK}"),
-    "ledger init": ("ledger:init", None, _BOOK),
-    "ledger backup": ("ledger:backup", None, f"charges-monday.db {_BOOK}"),
-    "ledger archive": ("ledger:archive", None, f"--before 2026-01-01 --to charges-2025.jsonl {_BOOK}"),
-    "ledger moved": ("ledger:moved", None, f"--base-url https://new.example {_BOOK}"),
-    "ledger resolve": (
-        "ledger:resolve", None, f"order-17 --as accepted --actor Ana --reason 'seen in the portal' {_BOOK}"
-    ),
-    "ledger export": ("ledger:export", None, f"--out charges.csv {_BOOK}"),
-    "prepare": (
-        "sale:prepare", "Prepare a payment form and print its links, each with its time left.",
-        "--amount-without-tax 1050 --currency USD --client-transaction-id form-17 --store-id S1 "
-        "--response-url https://shop.example/back --ledger sqlite:charges.db --profile payphone",
-    ),
-    "reconcile": (
-        "reconcile:reconcile", "Compare the ledger with a statement of the service or the bank, cent by cent.",
-        "statement.xlsx --ledger sqlite:charges.db --since 2026-03-01 --until 2026-03-31 --report differences.xlsx",
-    ),
-    "reverse": ("transaction:reverse", "Give one payment back, whole.", "--client-transaction-id order-17"),
-    "sale": (
-        "sale:sale", "Charge one customer by a push request and follow it to its end.",
-        "--phone-number 0984111222 --country-code 593 --amount-without-tax 1050 --currency USD "
-        "--client-transaction-id order-17 --ledger sqlite:charges.db --profile payphone",
-    ),
-    "simulate": (
-        "simulate:simulate", "Simulate the service on this machine, with a page to play with at its address.",
-        "--port 8700 --profile payphone",
-    ),
-    "status": ("transaction:status", "Query a transaction's state once.", "--client-transaction-id order-17"),
-}  # fmt: skip
+#: The commands by name: the place of each one's function, the first sentence of its help, and an example.
+COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
+    files("payclient.cli").joinpath("commands.toml").read_text(encoding="utf-8")
+)
 
 
 def make_app(command: str | None) -> App:
@@ -96,16 +43,16 @@ def make_app(command: str | None) -> App:
         help="Complete commands and options in this shell, from its next start on."
     )
     ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
-    ledger.help_epilogue = text("help.example", command=f"payclient ledger list --unresolved {_BOOK}")
+    ledger.help_epilogue = _example("ledger list")
     app.command(ledger)
-    for name, (place, sentence, example) in COMMANDS.items():
-        module, _, function = f"payclient.cli.{place}".partition(":")
+    for name, entry in COMMANDS.items():
+        module, _, function = f"payclient.cli.{entry['function']}".partition(":")
         is_called = name.split()[0] == command
         (ledger if name.startswith("ledger ") else app).command(
             getattr(importlib.import_module(module), function) if is_called else f"{module}:{function}",
             name=name.removeprefix("ledger "),
-            help=None if is_called else sentence,
-            help_epilogue=text("help.example", command=f"payclient {name} {example}".strip()),
+            help=None if is_called else entry.get("sentence"),
+            help_epilogue=_example(name),
         )
 
     app.meta.end_of_options_delimiter = ""  # a `--` is for the command
@@ -128,6 +75,10 @@ def make_app(command: str | None) -> App:
         return app(tokens)
 
     return app
+
+
+def _example(name: str) -> str:
+    return text("help.example", command=f"payclient {name} {COMMANDS[name]['example']}".strip())
 
 
 def run(arguments: Sequence[str]) -> int:

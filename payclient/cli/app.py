@@ -61,16 +61,16 @@ def make_app(command: str | None) -> App:
     @app.meta.default
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        config: Annotated[
-            Path | None, Parameter(help="The file of settings. Default: payclient.toml.")
-        ] = None,
-        batch: Annotated[
-            str | None, Parameter(help="Its section [batch.NAME], above the rest of it.")
-        ] = None,
-        language: Annotated[  # `run` has read it already
-            Literal["en", "es"] | None, Parameter(help="Of what people read; LANG's.")
-        ] = None,
+        config: Path | None = None,
+        batch: str | None = None,
+        language: Literal["en", "es"] | None = None,  # `run` has read it already
     ) -> object:
+        """Run one command.
+
+        :param config: The file of settings. Default: payclient.toml.
+        :param batch: Its section [batch.NAME], above the rest of it.
+        :param language: Of what people read; LANG's.
+        """
         app.config = (Configuration(config, batch),)
         return app(tokens)
 

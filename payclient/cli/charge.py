@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import attrs
 from cyclopts import Group, Parameter
@@ -72,9 +72,7 @@ class ShownOptions:
 
 
 def charge(
-    file: Annotated[
-        Path, Parameter(help="A .csv, .xlsx, .ods or .jsonl file; its columns are the fields of a sale.")
-    ],
+    file: Path,
     /,
     *,
     options: ChargeOptions = ChargeOptions(),
@@ -88,6 +86,8 @@ def charge(
     Exit codes: 0 all accepted; 3 finished, some refused or cancelled; 4 for some it is not known whether they paid, or
     they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
     interrupted, run it again.
+
+    :param file: A .csv, .xlsx, .ods or .jsonl file; its columns are the fields of a sale.
     """
     look = shown.look()
     options.check(dry_run=shown.dry_run)

@@ -32,13 +32,11 @@ COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", 
 TOKEN = "demo"  # noqa: S105 - no secret
 
 
-def demo(
-    *,
-    directory: Annotated[
-        Path | None, Parameter(name="--dir", help="Where to write the files; else a new temporary directory.")
-    ] = None,
-) -> int:
-    """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings."""
+def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = None) -> int:
+    """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings.
+
+    :param directory: Where to write the files; else a new temporary directory.
+    """
     place = Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory
     try:
         refused = _write(place)

@@ -11,11 +11,10 @@ import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import attrs
-from cyclopts import Parameter
 from rich.markup import escape
 
 from payclient.cli import terminal
@@ -51,17 +50,14 @@ class Check(NamedTuple):
 
 
 def doctor(
-    *,
-    site: Annotated[
-        str | None, Parameter(help="A page of yours: would it send its referrer to a payment form?")
-    ] = None,
-    options: ServiceOptions = ServiceOptions(),
-    ledger: LedgerUrl = None,
+    *, site: str | None = None, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = None
 ) -> int:
     """Look at settings, network, ledger, profile and a page of yours, and print what to change. Nobody is charged.
 
     Each setting is shown with the place that it is from: an option, a variable, or the file payclient.toml.
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
+
+    :param site: A page of yours: would it send its referrer to a payment form?
     """
     about = list(check_named(options.profile))
     # A bad profile is one result; the other checks go on without it.

@@ -25,11 +25,7 @@ _STDOUT = 1
 def follow(
     *,
     options: ChargeOptions = ChargeOptions(),
-    since: Annotated[
-        int,
-        Whole,
-        Parameter(validator=Range(gte=0), help="The cursor of the last outcome that you dealt with."),
-    ] = 0,
+    since: Annotated[int, Whole, Parameter(validator=Range(gte=0))] = 0,
 ) -> int:
     """Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.
 
@@ -37,6 +33,8 @@ def follow(
     what you did about it, and start again with --since.
 
     Exit codes: 0 stopped by a signal; 2 bad input, or nobody reads the lines.
+
+    :param since: The cursor of the last outcome that you dealt with.
     """
     options.check()
     return asyncio.run(_follow(options, since))

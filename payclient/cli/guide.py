@@ -14,15 +14,11 @@ TOPICS = (
 )  # fmt: skip
 
 
-def guide(
-    topic: str = "",
-    /,
-    *,
-    every: Annotated[
-        bool, Parameter(name="--all", help="Print all guides as one text, for language models.")
-    ] = False,
-) -> None:
-    """Show a guide: start, payphone, web, forms, batch, testing, es/empezar ... Without a topic, list all."""
+def guide(topic: str = "", /, *, every: Annotated[bool, Parameter(name="--all")] = False) -> None:
+    """Show a guide: start, payphone, web, forms, batch, testing, es/empezar ... Without a topic, list all.
+
+    :param every: Print all guides as one text, for language models.
+    """
     if every:
         print("\n".join(_text(each) for each in TOPICS), end="")
     elif topic in TOPICS:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
 
@@ -28,8 +27,6 @@ from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
 T = TypeVar("T")
-
-Identifier = Annotated[str, Parameter(help="The client transaction id.")]
 
 #: The columns of `ledger list`.
 _LISTED = ("client transaction id", "state", "paid", "amount", "since", "why")
@@ -148,18 +145,13 @@ def moment(when: float) -> str:
 
 
 def list_(
-    *,
-    ledger: LedgerUrl = None,
-    unresolved: Annotated[
-        bool, Parameter(help="Only what waits for a person: unknown, or expired after its last query.")
-    ] = False,
-    state: Annotated[
-        State | None,
-        Parameter(help="Only the sales in this state, decided ones too; without it, what is open."),
-    ] = None,
-    profile: Profile = None,
+    *, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None, profile: Profile = None
 ) -> int:
-    """Show which sales are open, and why. The profile's sale window says when an expired one was last queried."""
+    """Show which sales are open, and why. The profile's sale window says when an expired one was last queried.
+
+    :param unresolved: Only what waits for a person: unknown, or expired after its last query.
+    :param state: Only the sales in this state, decided ones too; without it, what is open.
+    """
     window, now = profile_of(profile).sale_window, time.time()
 
     async def show(book: Ledger) -> tuple[int, int]:
@@ -191,8 +183,11 @@ def list_(
     return 0
 
 
-def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
-    """Show one sale's whole history: every attempt and every change, and what each rests on."""
+def show(identifier: str, /, *, ledger: LedgerUrl = None) -> int:
+    """Show one sale's whole history: every attempt and every change, and what each rests on.
+
+    :param identifier: The client transaction id.
+    """
 
     async def read(book: Ledger) -> tuple[Record, list[Change]]:
         return await newest(book, identifier), await book.history(identifier)
@@ -270,17 +265,13 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-def archive(
-    *,
-    before: Annotated[
-        datetime.date, Parameter(help="Only what was decided before this day begins (UTC), as 2026-01-31.")
-    ],
-    to: Annotated[Path, Parameter(help="A new file; or the one of the same command that was interrupted.")],
-    ledger: LedgerUrl = None,
-) -> int:
+def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> int:
     """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
+
+    :param before: Only what was decided before this day begins (UTC), as 2026-01-31.
+    :param to: A new file; or the one of the same command that was interrupted.
     """
     url = _given(ledger)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
@@ -289,13 +280,11 @@ def archive(
     return 0
 
 
-def moved(
-    *,
-    ledger: LedgerUrl = None,
-    base_url: Annotated[str, Parameter(help="The service's new address.")],
-    yes: Yes = False,
-) -> int:
-    """Set another address of the service: the same one, with all that was charged there."""
+def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
+    """Set another address of the service: the same one, with all that was charged there.
+
+    :param base_url: The service's new address.
+    """
     address = check_base_url(base_url)
     terminal.say(text("ledger.moving"))
     if not terminal.agrees(text("ledger.is_same"), text("ask.unchanged"), yes=yes):
@@ -313,21 +302,15 @@ def moved(
 
 
 def resolve(
-    identifier: Identifier,
-    /,
-    *,
-    as_: Annotated[
-        DecidedAs,
-        Parameter(
-            name="--as", help="What it was; refused says that nothing was created, and re-opens charging."
-        ),
-    ],
-    actor: Annotated[str, Parameter(help="Who decides; kept in the history.")],
-    reason: Annotated[str, Parameter(help="Why, and by what proof; kept in the history.")],
-    ledger: LedgerUrl = None,
-    yes: Yes = False,
+    identifier: str, /, *, as_: DecidedAs, actor: str, reason: str, ledger: LedgerUrl = None, yes: Yes = False
 ) -> int:
-    """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence."""
+    """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence.
+
+    :param identifier: The client transaction id.
+    :param as_: What it was; refused says that nothing was created, and re-opens charging.
+    :param actor: Who decides; kept in the history.
+    :param reason: Why, and by what proof; kept in the history.
+    """
     actor, reason = actor.strip(), reason.strip()
     for option, value in (("--actor", actor), ("--reason", reason)):
         if not value:
@@ -372,12 +355,14 @@ def _say_what_it_means(record: Record, decision: str) -> None:
 def export(
     *,
     ledger: LedgerUrl = None,
-    format: Annotated[  # noqa: A002 - the option's name
-        Literal["csv", "jsonl"] | None, Parameter(help="By default the one that --out ends in, or csv.")
-    ] = None,
-    out: Annotated[Path | None, Parameter(help="A new file, for its owner only; else it is printed.")] = None,
+    format: Literal["csv", "jsonl"] | None = None,  # noqa: A002 - the option's name
+    out: Path | None = None,
 ) -> int:
-    """Write every attempt as a row: amounts in cents, times in UTC; no personal data, for the ledger has none."""
+    """Write every attempt as a row: amounts in cents, times in UTC; no personal data, for the ledger has none.
+
+    :param format: By default the one that --out ends in, or csv.
+    :param out: A new file, for its owner only; else it is printed.
+    """
     as_json = format == "jsonl" or (format is None and out is not None and out.suffix.lower() == ".jsonl")
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import attrs
-from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.files import check_apart, write_file
@@ -172,25 +170,17 @@ def _classify(record: Record, entries: Sequence[Entry]) -> Class:
 
 
 def reconcile(
-    statement: Annotated[
-        Path, Parameter(help="A .csv, .xlsx, .ods or .jsonl file of the service or the bank.")
-    ],
+    statement: Path,
     /,
     *,
     ledger: LedgerUrl = None,
     written: StatementOptions = StatementOptions(),
-    since: Annotated[
-        datetime.date | None, Parameter(help="The first day of the statement, such as 2026-03-01.")
-    ] = None,
-    until: Annotated[datetime.date | None, Parameter(help="Its last day.")] = None,
-    report: Annotated[
-        Path | None, Parameter(help="Write each payment to a .csv, .xlsx or .jsonl file.")
-    ] = None,
-    html: Annotated[Path | None, Parameter(help="Write a page for people.")] = None,
-    resolve: Annotated[
-        bool, Parameter(help="Decide what is undecided here and listed with its amount.")
-    ] = False,
-    actor: Annotated[str | None, Parameter(help="Who decides; kept in the history. With --resolve.")] = None,
+    since: datetime.date | None = None,
+    until: datetime.date | None = None,
+    report: Path | None = None,
+    html: Path | None = None,
+    resolve: bool = False,
+    actor: str | None = None,
     yes: Yes = False,
     profile: Profile = None,
 ) -> int:
@@ -198,6 +188,14 @@ def reconcile(
 
     Absence from a statement decides nothing. Without --since and --until all that the ledger calls paid is compared.
     Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
+
+    :param statement: A .csv, .xlsx, .ods or .jsonl file of the service or the bank.
+    :param since: The first day of the statement, such as 2026-03-01.
+    :param until: Its last day.
+    :param report: Write each payment to a .csv, .xlsx or .jsonl file.
+    :param html: Write a page for people.
+    :param resolve: Decide what is undecided here and listed with its amount.
+    :param actor: Who decides; kept in the history. With --resolve.
     """
     name = (actor or "").strip()
     if resolve != bool(name):

@@ -52,11 +52,13 @@ def sale(
     fields: SaleOptions,
     amounts: Amounts = Amounts(),
     options: ChargeOptions = ChargeOptions(),
-    wait: Annotated[float | None, Number, Parameter(help="Seconds to wait. Default: to the end.")] = None,
+    wait: Annotated[float | None, Number] = None,
 ) -> int:
     """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
 
     Run again, the same command sends nothing: it goes on waiting.
+
+    :param wait: Seconds to wait. Default: to the end.
     """
     options.check()
     profile = options.loaded_profile

@@ -36,44 +36,36 @@ _SCENARIOS = "\n".join(f"- {name}: {one.meaning}" for name, one in SCENARIOS.ite
 
 def simulate(
     *,
-    port: Annotated[int, Whole, Parameter(help="0 takes a free one.")] = 8700,
-    host: Annotated[
-        str, Parameter(help="Address to listen at. Whoever reaches it can answer for the customers.")
-    ] = "127.0.0.1",
-    token: Annotated[str | None, Parameter(help="The only token to take; without one any is taken.")] = None,
-    account: Annotated[
-        tuple[str, ...],
-        Parameter(help="NAME=TOKEN, for each account: each token finds its own account's sales only."),
-    ] = (),
+    port: Annotated[int, Whole] = 8700,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    account: tuple[str, ...] = (),
     profile: Profile = None,
     scenario: Annotated[
         str, Parameter(help=f"What the customers do and what goes wrong:\n\n{_SCENARIOS}")
     ] = "everyday",
-    answers: Annotated[
-        str | None, Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.")
-    ] = None,
-    seed: Annotated[int, Whole, Parameter(help="Another seed, other answers and other faults.")] = 0,
-    delay: Annotated[
-        float | None, Number, Parameter(help="Seconds that half of the customers need, or less.")
-    ] = None,
-    set_: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            help="NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB, "
-            "registered_domains=shop.localhost, external_notification_url=http://shop.localhost:8000/told, "
-            "least_amount=100, notification_names=id,clientTransactionId, cors=true, sale_window=30.",
-        ),
-    ] = (),
-    time_of_day: Annotated[
-        str | None, Parameter(help="The service's time when it starts, such as 19:59; noon unless given.")
-    ] = None,
-    ready_file: Annotated[
-        Path | None,
-        Parameter(help="Where to write url, token and pid as JSON once it listens; removed at the end."),
-    ] = None,
+    answers: str | None = None,
+    seed: Annotated[int, Whole] = 0,
+    delay: Annotated[float | None, Number] = None,
+    set_: tuple[str, ...] = (),
+    time_of_day: str | None = None,
+    ready_file: Path | None = None,
 ) -> int:
-    """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
+    """Simulate the service on this machine, with a page to play with at its address. No real money moves.
+
+    :param port: 0 takes a free one.
+    :param host: Address to listen at. Whoever reaches it can answer for the customers.
+    :param token: The only token to take; without one any is taken.
+    :param account: NAME=TOKEN, for each account: each token finds its own account's sales only.
+    :param answers: What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.
+    :param seed: Another seed, other answers and other faults.
+    :param delay: Seconds that half of the customers need, or less.
+    :param set_: NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB,
+        registered_domains=shop.localhost, external_notification_url=http://shop.localhost:8000/told, least_amount=100,
+        notification_names=id,clientTransactionId, cors=true, sale_window=30.
+    :param time_of_day: The service's time when it starts, such as 19:59; noon unless given.
+    :param ready_file: Where to write url, token and pid as JSON once it listens; removed at the end.
+    """
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
     pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)

@@ -47,18 +47,15 @@ class Which:
 def status(
     *,
     which: Which = Which(),
-    watch: Annotated[
-        str | None,
-        Parameter(
-            help="A client transaction id: show its state in the ledger at each change, until it is decided."
-        ),
-    ] = None,
+    watch: str | None = None,
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
     """Query a transaction's state once. Exit codes: 0 it answered; 3 not found; 4 no usable answer.
 
     With --watch nothing is sent: the ledger is read beside the process that charges. Exit codes: 0 paid; 3 not paid.
+
+    :param watch: A client transaction id: show its state in the ledger at each change, until it is decided.
     """
     if watch is not None:
         if which != Which():
@@ -95,13 +92,16 @@ async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitab
 
 def confirm(
     *,
-    transaction_id: Annotated[int, Whole, Parameter(help="The service's id, from the customer's return.")],
-    client_transaction_id: Annotated[str, Parameter(help="The form's own id.")],
+    transaction_id: Annotated[int, Whole],
+    client_transaction_id: str,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
     """Confirm one paid form, which the service reverses otherwise; it may be repeated.
 
     Exit codes: 0 it is paid; 3 it is not, or refused; 4 no usable answer (repeat it).
+
+    :param transaction_id: The service's id, from the customer's return.
+    :param client_transaction_id: The form's own id.
     """
     try:
         report = _call(options, lambda session: session.confirm(transaction_id, client_transaction_id))

@@ -15,17 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.report import (
-    ALREADY_PAID,
-    LABELS,
-    NOT_SENT_YET,
-    OTHER_CONTENT,
-    PURCHASE_OPEN,
-    Carried,
-    Line,
-    Tally,
-    paid_word,
-)
+from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.cli.texts import counted, label, language, reason, text
 from payclient.errors import ConfigurationError
@@ -38,12 +28,6 @@ LISTED, BARS = 200, 20
 
 #: Seconds after which the page of an unfinished run loads itself again.
 RELOAD = 30
-
-#: Labels whose rows are listed, in this order. A person has to look at the rows of all but the last two.
-_LABELS = (
-    State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, PURCHASE_OPEN, ALREADY_PAID, OTHER_CONTENT,
-    State.REFUSED, State.CANCELLED, NOT_SENT_YET,
-)  # fmt: skip
 
 #: Text near the beginning of each page that payclient writes.
 _MARK = b'content="payclient"'
@@ -62,13 +46,14 @@ def _templates() -> Environment:
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )
     jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
+    jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word)
     jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, written=_written)
     return jinja
 
 
 def render(template: str, **values: object) -> bytes:
     """Return a page by one of the templates beside this module."""
-    return _templates().get_template(template).render(listed=LISTED, **values).encode()
+    return _templates().get_template(template).render(values).encode()
 
 
 class RunPage:
@@ -88,37 +73,26 @@ class RunPage:
         of = dict[str, list[Line]]()
         for line in sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0):
             of.setdefault(line.label, []).append(line)
-        # On this machine's clock, with its zone.
-        form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
         content = render(
-            "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, labels=LABELS,
-            of=of, people=_LABELS, need=sum(len(of.get(label, ())) for label in _LABELS[:-2]),
-            paid_word=paid_word, carried=self._carried, written=time.strftime(form, time.localtime()),
-            outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
-            **self._answers(of),
+            "report.html.j2", title=self._title, code=code, tally=tally, total=total, of=of, carried=self._carried,
+            written=time.strftime(text("page.clock"), time.localtime()), **self._answers(of),
         )  # fmt: skip
         with atomic_write(self.path) as file:
             file.write(content)
 
     def _answers(self, of: Mapping[str, Sequence[Line]]) -> Mapping[str, Any]:
         """Return how long people took to answer. `of`: the lines by their labels."""
-        accepted, cancelled = [
-            [seconds for seconds in map(_seconds_to_answer, of.get(label, ())) if seconds < self._window]
+        accepted, cancelled = (
+            [each for each in map(_seconds_to_answer, of.get(label, ())) if each < self._window]
             for label in (State.ACCEPTED, State.CANCELLED)
-        ]
+        )
         lower, upper = (
-            Counter(int(each / self._window * BARS) for each in found) for found in (accepted, cancelled)
+            Counter(int(n / self._window * BARS) for n in found) for found in (accepted, cancelled)
         )
         every = sorted(accepted + cancelled)
-        silent = (State.CANCELLED, State.EXPIRED, State.UNKNOWN)
         return {
             "bars": [(lower[bar], upper[bar]) for bar in range(BARS)],
-            "most": max((lower + upper).values(), default=0),
-            "answered": {"accepted": len(accepted), "cancelled": len(cancelled)},
-            "silent": sum(len(of.get(label, ())) for label in silent) - len(cancelled),
-            "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)]
-            if every
-            else None,
+            "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9) if every],
             "ticks": [_span(self._window * tick / 5).replace(_written(".0 s"), " s") for tick in range(6)],
         }
 

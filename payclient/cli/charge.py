@@ -120,10 +120,10 @@ def charge(
         skip_bad=written.skip_bad,
         report=report,
     )
-    if not _agrees_to(plan, shown, can_send):
-        return 2
+    _show(plan, shown, can_send)
     if shown.dry_run:
-        return 0
+        return 0 if can_send else 2
+    terminal.ask(text("ask.send", count=plan.to_send), "nothing was sent", yes=shown.yes or not plan.to_send)
     # A new ledger was agreed to: the plan showed it, or --new-ledger is given.
     options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
     if left_out is not None:
@@ -150,17 +150,18 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Pa
     return path, content
 
 
-def _agrees_to(plan: Plan, shown: ShownOptions, can_send: bool) -> bool:
-    """Print the plan, and ask whether to send; with `--yes` print only a total that is not the sum, which may be a row
-    without its key and phone, and what is replaced. Raises `ConfigurationError` where nothing may be sent.
+def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
+    """Print the plan; with `--yes` only a total that is not the sum, which may be a row without its key and phone, and
+    what is replaced. Raises `ConfigurationError` where nothing may be sent, or nobody can be asked.
     """
+    file = plan.file
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
     else:
-        for fault in plan.file.total_faults:
+        for fault in file.total_faults:
             terminal.say(in_words(fault))
         if plan.replaced:
             terminal.say(text("plan.replaced", count=plan.replaced))
@@ -168,12 +169,8 @@ def _agrees_to(plan: Plan, shown: ShownOptions, can_send: bool) -> bool:
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()
     if shown.dry_run and can_send:
-        file, key = plan.file, "file.dry_bad" if plan.file.bad else "file.dry"
+        key = "file.dry_bad" if file.bad else "file.dry"
         terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
-    if shown.dry_run:
-        return can_send
-    question = text("ask.send", count=plan.to_send)
-    return terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send)
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:

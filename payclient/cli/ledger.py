@@ -287,8 +287,7 @@ def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
     """
     address = check_base_url(base_url)
     terminal.say(text("ledger.moving"))
-    if not terminal.agrees(text("ledger.is_same"), text("ask.unchanged"), yes=yes):
-        return 2
+    terminal.ask(text("ledger.is_same"), "nothing was changed", yes=yes)
 
     async def move(book: Ledger) -> None:
         await book.environment(service_fingerprint(address, book.digest_key), moved=True)
@@ -320,8 +319,7 @@ def resolve(
     if (fault := objection(seen, as_)) is not None:
         raise ConfigurationError(fault)
     _say_what_it_means(seen, as_)
-    if not terminal.agrees(text("ledger.decide"), text("ask.unchanged"), yes=yes):
-        return 2
+    terminal.ask(text("ledger.decide"), "nothing was changed", yes=yes)
 
     async def decide(book: Ledger) -> Record:
         record = await newest(book, identifier)

@@ -209,8 +209,11 @@ def reconcile(
     pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
     proven = [pair for pair in pairs if pair.can_be_resolved]
     if resolve and proven:
-        if not _agrees_to(proven, yes):
-            return 2
+        for pair in proven:
+            row, money = pair.row(), terminal.money(pair.there, pair.currency)
+            key, line = row["client_transaction_id"], row["lines"]
+            terminal.say(text("reconcile.sale", key=key, money=money, line=line))
+        terminal.ask(text("reconcile.ask", count=len(proven)), "nothing was changed", yes=yes)
         count = with_ledger(ledger, lambda book: _decide(book, proven, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))
         pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
@@ -225,15 +228,6 @@ def reconcile(
             "--html", html, render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
         )
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
-
-
-def _agrees_to(proven: Sequence[Pair], yes: bool) -> bool:
-    """Show the sales that the statement proves paid, and ask whether they are."""
-    for pair in proven:
-        row, money = pair.row(), terminal.money(pair.there, pair.currency)
-        key, line = row["client_transaction_id"], row["lines"]
-        terminal.say(text("reconcile.sale", key=key, money=money, line=line))
-    return terminal.agrees(text("reconcile.ask", count=len(proven)), text("ask.unchanged"), yes=yes)
 
 
 def _midnight(day: datetime.date | None, days_later: int, default: float) -> float:

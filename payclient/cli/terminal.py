@@ -165,22 +165,19 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
 
 
-def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
-    """Ask on the terminal unless `yes` is given. After any answer but a yes, print `otherwise` and return False.
-
-    Raises `ConfigurationError` where there is no terminal.
+def ask(question: str, otherwise: str, *, yes: bool = False) -> None:
+    """Ask on the terminal unless `yes` is given. Raises `ConfigurationError`, whose message ends in `otherwise`, after
+    any answer but a yes, and where there is no terminal.
     """
     if yes:
-        return True
+        return
     check_can_ask(otherwise)
     try:
         answer = err.input(f"{escape(question)} {escape(text('ask.choice'))} ")
     except EOFError:
         answer = ""
-    if answer.strip().lower() in ("y", "yes", "s", "si", "sí"):
-        return True
-    complain(otherwise)
-    return False
+    if answer.strip().lower() not in ("y", "yes", "s", "si", "sí"):
+        raise ConfigurationError(otherwise)
 
 
 def check_can_ask(otherwise: str) -> None:

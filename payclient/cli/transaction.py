@@ -177,8 +177,7 @@ def _undo(
     options.address(), options.token()
     undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
-    if not terminal.agrees(question, text("ask.nothing"), yes=yes):
-        return 2
+    terminal.ask(question, "nothing was sent", yes=yes)
     try:
         outcome = _call(options, request)
     except (RefusedError, TransportError) as error:

@@ -21,6 +21,8 @@ class CuttingProxy:
         self.cut_after = False
         #: Pass on requests and never an answer.
         self.silent = False
+        #: Pass on the next request, and on its wire no answer any more.
+        self.mutes = False
         #: Pass on no notification, as a pooler that gives the server to another client after each transaction.
         self.deaf = False
         #: Refuse so many connections, as a server does that has no room (53300) or is starting (57P03).
@@ -68,11 +70,14 @@ class CuttingProxy:
     async def _answers(
         self, upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: set[asyncio.StreamWriter]
     ) -> None:
+        mute = False
         while data := await upstream.read(1 << 16):
             if self.cut_after:
                 self.cut_after = False
                 break
-            if self.silent or (self.deaf and data[:1] == b"A"):
+            if self.mutes:
+                self.mutes, mute = False, True
+            if mute or self.silent or (self.deaf and data[:1] == b"A"):
                 continue
             writer.write(data)
             await writer.drain()

@@ -363,6 +363,18 @@ async def test_a_server_that_falls_silent(
         assert await ledger.get("warm") is not None
 
 
+async def test_a_wire_that_falls_silent(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One failure: then another connection does the work, though the silent one was never closed."""
+    async with through_proxy(postgres, database) as (proxy, ledger):
+        with monkeypatch.context() as hurry:
+            hurry.setattr(postgres_ledger, "ANSWER", 0.2)
+            proxy.mutes = True
+            await error_of(LedgerUnavailableError, ledger.permit(fresh()))
+        assert await ledger.get("warm") is not None
+
+
 async def test_another_ledger_in_its_place(
     postgres: PostgresServer,
     new_database: str,

@@ -237,6 +237,18 @@ async def test_a_repeated_post_is_found(service: FakeService, says: Script, word
     assert "Refused" not in await events_of(service.ledger)
 
 
+async def test_what_was_found_and_not_written_is_queried_again(service: FakeService) -> None:
+    """It is not written later as it was: what was found approved may have been given back since."""
+    decided = when(lambda: service.decide("Aceptado"), BUSY)
+    ledger = HookedLedger(before={"FoundAccepted": once(disk_full)})
+    async with selling(service, posted(1, decided), ledger=ledger) as (_, pending):
+        assert pending.state is State.UNKNOWN
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).paid is False
+        await service.clock.advance(60)
+    assert "FoundAccepted" not in await events_of(ledger)
+
+
 @pytest.mark.parametrize(
     ("says", "queries"),
     [(BUSY, 1), (DUPLICATE, 1), (INNER, 1), (refuses(22), 0), (refuses(20), 0), (refuses(22, 7), 0)],

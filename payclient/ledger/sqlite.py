@@ -75,22 +75,18 @@ class SqliteDatabase:
     def __init__(self, connection: sqlite3.Connection, cursors: Iterator[int]) -> None:
         self._connection = connection
         self._cursors = cursors
-        self._wrote = False
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
-        several = len(permits) + len(changes) > 1
-        if several and self._wrote:
-            raise sqlite3.DataError  # one by one from here: each statement undoes itself
+        self._connection.execute("SAVEPOINT inserted")
         try:
             self._insert("permit", permits)
             self._insert("change", [row[:-_SELDOM] for row in changes if row[-_SELDOM:] == _NOTHING])
             self._insert("whole_change", [row for row in changes if row[-_SELDOM:] != _NOTHING])
         except self.value_faults:
-            if several:
-                self._connection.execute("ROLLBACK")
-                self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("ROLLBACK TO inserted")
+            self._connection.execute("RELEASE inserted")
             raise
-        self._wrote = True
+        self._connection.execute("RELEASE inserted")
         return {row[0] for rows in (permits, changes) for row in rows}
 
     def _insert(self, name: str, rows: list[tuple[Any, ...]]) -> None:
@@ -118,7 +114,6 @@ class SqliteDatabase:
     async def exclusive_transaction(self) -> AsyncIterator[None]:
         self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
-        self._wrote = False
         try:
             yield
             self._connection.execute("COMMIT")

@@ -128,8 +128,8 @@ class PostgresWriter(Writer):
         self._digest_key = digest_key
         #: The number of this opening of the ledger: of its leases, and of the lock that its statements take.
         self.owner: int = secrets.randbits(63)
-        #: For how many seconds this opening holds what is permitted here; None: it follows no asks.
-        self.hold_for: float | None = None
+        #: The holder of what is permitted here, and for how many seconds; nobody where this opening follows no asks.
+        self.lease: tuple[int, float] = (0, UNHELD)
         #: Writes of payments whose purchases were not looked at, since the connection was lost.
         self._paid: list[Write] = []
         self._work = asyncio.Event()
@@ -207,10 +207,7 @@ class PostgresWriter(Writer):
         """Answer every operation of a batch, then notify the other processes of its news."""
         fault = await self._reach()
         if fault is None and self._database is not None:
-            if self.hold_for is None:
-                self._database.permits_of = (self.owner, 0, UNHELD)
-            else:
-                self._database.permits_of = (self.owner, self.owner, self.hold_for)
+            self._database.permits_of = (self.owner, *self.lease)
             try:
                 await batch.write(self._database)
                 await batch.read(self._database)
@@ -274,7 +271,7 @@ class PostgresLedger(StoredLedger):
         return self._listener.watch(woken)
 
     def hold(self, seconds: float) -> None:
-        self._writer.hold_for = seconds
+        self._writer.lease = (self._writer.owner, seconds)
 
     async def claim_due(self, limit: int, seconds: float) -> list[Record]:
         rows = await self._read("claim_due", self._writer.owner, limit, seconds)
@@ -298,7 +295,7 @@ class PostgresLedger(StoredLedger):
     async def aclose(self) -> None:
         is_usable = os.getpid() == self._process and asyncio.get_running_loop() is self._writer.loop
         if is_usable and not self._closed:
-            if self._writer.hold_for is not None:
+            if self._writer.lease[0]:
                 # Give up the leases at once, so that other processes follow these asks from now on; or else they end.
                 leaving = self._read("leave", self._writer.owner, LEASE)
                 leaving.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -24,3 +24,7 @@ class Log:
         extra = {"event": event, "client_transaction_id": client_transaction_id}
         number = logging.getLevelNamesMapping()[level.upper()]
         self._logger.log(number, message, *args, extra=extra, stacklevel=2)
+
+
+#: Of all that sends and follows.
+tracker_log: Log = Log("payclient.tracker")

@@ -21,7 +21,7 @@ import payclient
 from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
 from payclient.clock import Clock, cancel_all
 from payclient.errors import OutcomeUnknownError, PurchaseOpenError, TrackerClosedError, UsageError
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 
 __all__ = [
     "Charges",
@@ -32,8 +32,6 @@ __all__ = [
     "open_tracker",
     "open_tracker_from_env",
 ]
-
-log: Log = Log("payclient.tracker")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -177,14 +177,14 @@ def test_the_error_tree_is_the_modules() -> None:
 def logged(path: Path) -> Iterator[tuple[str, str, str]]:
     """Event, logger and level of each log record that a module makes."""
     code = path.read_text(encoding="utf-8")
-    name = re.search(r'= Log\("(payclient\.\w+)"\)', code)
+    name = re.search(r'= Log\("payclient\.(\w+)"\)|import (\w+)_log as log', code)
     for call in ast.walk(ast.parse(code)):
         match call:
             case ast.Call(func=ast.Attribute(attr="warn_once"), args=[ast.Constant(value=str(event)), *_]):
                 yield event, "payclient.tracker", "warning"
             case ast.Call(func=ast.Name("log"), args=[ast.Constant(level), ast.Constant(event), *_]):
                 assert name is not None
-                yield str(event), name.group(1), str(level)
+                yield str(event), f"payclient.{name.group(1) or name.group(2)}", str(level)
             case ast.Call(func=ast.Attribute(value=ast.Name("logger" | "logging"))) if path.stem != "logs":
                 pytest.fail(f"{path}:{call.lineno} logs without an event name")
 

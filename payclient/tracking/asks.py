@@ -24,13 +24,11 @@ from payclient.errors import (
 from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
-
-log: Log = Log("payclient.tracker")
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125

@@ -29,7 +29,7 @@ from payclient.errors import (
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.session import PaySession
 from payclient.tracking.outcomes import PendingSale
@@ -41,8 +41,6 @@ from payclient.wire import BeforeSend, HttpRequest
 
 if TYPE_CHECKING:
     from payclient.tracking.forms import KeptLinks
-
-log: Log = Log("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 

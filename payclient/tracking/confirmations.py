@@ -24,7 +24,7 @@ from payclient.errors import (
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import holds_purchase
 from payclient.lifecycle import PAID, Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
@@ -35,8 +35,6 @@ from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, Retur
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-
-log: Log = Log("payclient.tracker")
 
 #: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.
 MOST_REFUSALS = 5

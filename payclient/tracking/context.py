@@ -12,7 +12,7 @@ from payclient.auth import Secret, TokenSource, service_from_env
 from payclient.clock import Clock, Timeouts, outlive, start
 from payclient.errors import ConfigurationError
 from payclient.ledger import open_ledger
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
 from payclient.session import Exchange, PaySession
@@ -23,8 +23,6 @@ from payclient.validation import is_loopback
 from payclient.wire import Transport
 
 __all__ = ["open_tracker", "open_tracker_from_env"]
-
-log: Log = Log("payclient.tracker")
 
 
 @asynccontextmanager

@@ -14,9 +14,7 @@ from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
-from payclient.logs import Log
-
-log: Log = Log("payclient.tracker")
+from payclient.logs import tracker_log as log
 
 #: Seconds from one log line about a ledger that fails to the next.
 LINE_EVERY = 60.0

@@ -15,15 +15,13 @@ from payclient.clock import Clock, cancel_all, start
 from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import take_over
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-
-log: Log = Log("payclient.tracker")
 
 #: Seconds for which this process holds what it follows, and seconds after which it renews that.
 LEASE = 30.0

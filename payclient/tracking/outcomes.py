@@ -15,7 +15,7 @@ from payclient.errors import LedgerError, LedgerUnavailableError, PayError, Refu
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__ = ["Outcome", "PendingSale", "as_decided"]
-
-log: Log = Log("payclient.tracker")
 
 
 #: Seconds after which outcomes are read again where the ledger could not be.

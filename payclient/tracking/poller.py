@@ -27,7 +27,7 @@ from payclient.errors import ConfigurationError, LedgerError, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW, Attentive, Fixed, Schedule, Steps
 from payclient.session import PaySession
@@ -47,8 +47,6 @@ from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 from payclient.tracking.returned_form import ReturnedForm
-
-log: Log = Log("payclient.tracker")
 
 _T = TypeVar("_T")
 

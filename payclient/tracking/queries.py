@@ -23,7 +23,7 @@ from payclient.errors import (
 )
 from payclient.events import Evidence, Lost, Refused
 from payclient.lifecycle import DROPPED, PAID, Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import STATE_WORDS
 from payclient.tracking.evidence import (
@@ -40,8 +40,6 @@ from payclient.validation import is_personal
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-
-log: Log = Log("payclient.tracker")
 
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0

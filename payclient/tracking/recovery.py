@@ -13,12 +13,10 @@ from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified
 from payclient.ledger import Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-
-log: Log = Log("payclient.tracker")
 
 _NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 

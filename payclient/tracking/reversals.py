@@ -16,12 +16,10 @@ from payclient.errors import (
 )
 from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.wire import undo_request
-
-log: Log = Log("payclient.tracker")
 
 #: Seconds between the queries after a cancel that came too late, or whose answer was lost.
 CHECKS = (1.0, 2.0)

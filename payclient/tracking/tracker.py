@@ -14,7 +14,7 @@ from payclient.errors import ConfigurationError, InvalidNotificationError, Trans
 from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
 from payclient.ledger import Change, Ledger
 from payclient.lifecycle import TRANSITIONS, Record, State
-from payclient.logs import Log
+from payclient.logs import tracker_log as log
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.profile import ServiceProfile
@@ -33,8 +33,6 @@ from payclient.tracking.reversals import reverse, withdraw
 from payclient.validation import check_type, text_fault
 
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
-
-log: Log = Log("payclient.tracker")
 
 
 #: What an operator says that an ask was.

@@ -338,7 +338,8 @@ class Poller:
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # an error of ours or of a status source must not end the poller
-            _log_failure(ask.record, error)
+            identifier = ask.record.client_transaction_id
+            log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)
             ask.failures += 1
         finally:
             self._ended(ask)
@@ -486,8 +487,3 @@ class _UsersSchedule:
         except Exception as error:  # whatever it raises
             log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
             return self._default
-
-
-def _log_failure(record: Record, error: Exception) -> None:
-    identifier = record.client_transaction_id
-    log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)

@@ -52,24 +52,21 @@ class Confirmation:
         self.tried = asyncio.Event()
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class ReturnedForm(Scheduled):
     """The confirmations of one form. Pure. `window` is how many seconds the service waits for one."""
 
-    __slots__ = ("accepted_at", "confirmations", "record", "report", "tried_at", "window", "writing")
-
-    def __init__(self, record: Record, window: float) -> None:
-        super().__init__()
-        self.record: Record = record
-        self.window: float = window
-        #: By transaction id; that of None is a status query.
-        self.confirmations: dict[int | None, Confirmation] = {}
-        #: Ids whose return is being written, to be confirmed then.
-        self.writing: set[int | None] = set()
-        #: Transaction id -> when a status query first found it accepted.
-        self.accepted_at: dict[int | None, float] = {}
-        #: When the latest request about the form was made.
-        self.tried_at: float = NEVER
-        self.report: StatusReport | None = None
+    record: Record
+    window: float
+    #: By transaction id; that of None is a status query.
+    confirmations: dict[int | None, Confirmation] = attrs.field(factory=dict)
+    #: Ids whose return is being written, to be confirmed then.
+    writing: set[int | None] = attrs.field(factory=set)
+    #: Transaction id -> when a status query first found it accepted.
+    accepted_at: dict[int | None, float] = attrs.field(factory=dict)
+    #: When the latest request about the form was made.
+    tried_at: float = NEVER
+    report: StatusReport | None = None
 
     @property
     def is_idle(self) -> bool:

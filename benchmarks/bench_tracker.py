@@ -29,6 +29,7 @@ from payclient.lifecycle import Record, State, advance
 from payclient.models import Notification, StatusReport
 from payclient.schedule import Fixed, Schedule
 from payclient.session import PaySession
+from payclient.tracking import outcomes
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.followup import TransactionRef
 from payclient.tracking.poller import Poller
@@ -260,7 +261,7 @@ async def waiter(count: int) -> None:
     times = []
     for record in asked:
         assert record.transaction_id is not None
-        wait = asyncio.create_task(sales.asks.wait(record, None))
+        wait = asyncio.create_task(outcomes.wait(sales.asks, record, None))
         await asyncio.sleep(0)
         began = time.perf_counter()
         await arrivals.notify(

@@ -10,13 +10,11 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 
-from payclient.clock import Clock, end, within
+from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
     LedgerUnavailableError,
-    StillPendingError,
     TrackerClosedError,
     TransitionError,
     UsageError,
@@ -28,7 +26,6 @@ from payclient.logs import tracker_log as log
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
-from payclient.tracking.outcomes import Outcome
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
@@ -368,52 +365,6 @@ class OpenAsks:
 
     # --- Waits
 
-    async def wait(self, record: Record, timeout: float | None) -> Outcome:
-        """Wait until the ask is decided or no further query is planned for the wait; see `PendingSale.wait`."""
-        self.check_loop()
-        ask = self.follow(record)
-        if ask is None:
-            return await self.settled(record)
-        if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
-            # The ask is not queried here: a person or another process may have decided it.
-            with suppress(LedgerError):  # what is known is true all the same
-                await self.reread(ask)
-        if not (ask.record.state.decided or ask.exhausted):
-            await self._wait_for_end(ask, timeout)
-        return Outcome.of(ask.record, report=ask.report)
-
-    async def _wait_for_end(self, ask: Followed, timeout: float | None) -> None:
-        """Wait until the waits for an ask end. Raises `StillPendingError` after `timeout` seconds."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if ask.waiters is None:
-            ask.waiters = set()
-        ask.waiters.add(waiter)
-        try:
-            await (waiter if timeout is None else within(self.clock, timeout, waiter))
-        except TimeoutError:
-            identifier = ask.record.client_transaction_id
-            raise StillPendingError(
-                f"{identifier} is still {ask.record.state} after {timeout:g} s; tracking goes on. A web request should "
-                "not wait: answer it at once, and show waiting_page",
-                client_transaction_id=identifier,
-            ) from None
-        finally:
-            ask.waiters.discard(waiter)
-
-    async def settled(self, record: Record) -> Outcome:
-        """Return what the ledger says of an ask that is not followed."""
-        if self.closed and not record.state.decided:
-            raise _closed(record, "the tracker is closed")
-        try:
-            newest = await self.ledger.get(record.client_transaction_id)
-        except LedgerError:
-            if not record.state.decided:
-                raise
-            newest = None
-        if newest is not None and newest.attempt == record.attempt:
-            record = newest
-        return Outcome.of(record)
-
     def wake(self, ask: Followed, *, exhausted: bool = False) -> None:
         """End the waits for an ask: it is decided, or with `exhausted` no further query is made for them."""
         if exhausted:
@@ -426,10 +377,8 @@ class OpenAsks:
         for ask in self._asks.values():
             for waiter in ask.waiters or ():
                 if not waiter.done():
-                    waiter.set_exception(_closed(ask.record, "the tracker was closed"))
+                    identifier = ask.record.client_transaction_id
+                    words = "the tracker was closed"
+                    waiter.set_exception(TrackerClosedError(words, client_transaction_id=identifier))
         self._asks.clear()
         self.next_change().set()
-
-
-def _closed(record: Record, what: str) -> TrackerClosedError:
-    return TrackerClosedError(what, client_transaction_id=record.client_transaction_id)

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Self
 import attrs
 import orjson
 
-from payclient.clock import cancel_all, within
-from payclient.errors import LedgerError, LedgerUnavailableError, PayError, RefusedError, UsageError
+from payclient.clock import Clock, cancel_all, within
+from payclient.errors import (
+    LedgerError,
+    LedgerUnavailableError,
+    PayError,
+    RefusedError,
+    StillPendingError,
+    TrackerClosedError,
+    UsageError,
+)
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
@@ -213,7 +221,7 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
-        return await self._learn(await self._poller.asks.wait(self._now(), timeout))
+        return await self._learn(await wait(self._poller.asks, self._now(), timeout))
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""
@@ -227,6 +235,56 @@ class PendingSale:
                 if newest is not None and newest.attempt == self.attempt:
                     self._record, self._ask = newest, self._poller.asks.follow(newest)
         return outcome
+
+
+async def wait(asks: OpenAsks, record: Record, timeout: float | None) -> Outcome:
+    """Wait until the ask is decided or no further query is planned for the wait; see `PendingSale.wait`."""
+    asks.check_loop()
+    ask = asks.follow(record)
+    if ask is None:
+        return await settled(asks, record)
+    if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
+        # The ask is not queried here: a person or another process may have decided it.
+        with suppress(LedgerError):  # what is known is true all the same
+            await asks.reread(ask)
+    if not (ask.record.state.decided or ask.exhausted):
+        await _wait_for_end(asks.clock, ask, timeout)
+    return Outcome.of(ask.record, report=ask.report)
+
+
+async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> None:
+    """Wait until the waits for an ask end. Raises `StillPendingError` after `timeout` seconds."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if ask.waiters is None:
+        ask.waiters = set()
+    ask.waiters.add(waiter)
+    try:
+        await (waiter if timeout is None else within(clock, timeout, waiter))
+    except TimeoutError:
+        identifier = ask.record.client_transaction_id
+        raise StillPendingError(
+            f"{identifier} is still {ask.record.state} after {timeout:g} s; tracking goes on. A web request should "
+            "not wait: answer it at once, and show waiting_page",
+            client_transaction_id=identifier,
+        ) from None
+    finally:
+        ask.waiters.discard(waiter)
+
+
+async def settled(asks: OpenAsks, record: Record) -> Outcome:
+    """Return what the ledger says of an ask that is not followed."""
+    identifier = record.client_transaction_id
+    if asks.closed and not record.state.decided:
+        raise TrackerClosedError("the tracker is closed", client_transaction_id=identifier)
+    try:
+        newest = await asks.ledger.get(identifier)
+    except LedgerError:
+        if not record.state.decided:
+            raise
+        newest = None
+    if newest is not None and newest.attempt == record.attempt:
+        record = newest
+    return Outcome.of(record)
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:

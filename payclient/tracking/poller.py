@@ -43,7 +43,7 @@ from payclient.tracking.followup import (
     is_presumed,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.outcomes import Outcome, PendingSale, settled
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 from payclient.tracking.returned_form import ReturnedForm
@@ -381,7 +381,7 @@ class Poller:
         if ask is None and record.state is State.ACCEPTED and self._may_query_now():
             ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
         if ask is None or ask.record.state.decided is not record.state.decided:
-            return await self.asks.settled(record)
+            return await settled(self.asks, record)
         report = await self._query_soon(ask)
         return Outcome.of(ask.record, report=report or ask.report)
 

@@ -34,7 +34,7 @@ from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleRes
 from payclient.session import PaySession
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
-from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
+from payclient.tracking.purchases import check_free, check_purchase, refusal_of
 from payclient.tracking.queries import Refusals
 from payclient.validation import loggable_id
 from payclient.wire import BeforeSend, HttpRequest
@@ -132,11 +132,7 @@ class Attempts:
     # --- What is sent. No I/O
 
     def for_sale(
-        self,
-        request: SaleRequest,
-        purchase: str | None = None,
-        *,
-        beside_open_form: bool = False,
+        self, request: SaleRequest, purchase: str | None = None, *, beside_open_form: bool = False
     ) -> Attempt:
         """Encode a sale, checked by the profile."""
         if purchase is not None:
@@ -163,11 +159,7 @@ class Attempts:
     # --- Sending
 
     async def charge(
-        self,
-        request: SaleRequest,
-        purchase: str | None = None,
-        *,
-        beside_open_form: bool = False,
+        self, request: SaleRequest, purchase: str | None = None, *, beside_open_form: bool = False
     ) -> PendingSale:
         """Do what `Tracker.sale` does."""
         attempt = self.for_sale(request, purchase, beside_open_form=beside_open_form)
@@ -260,7 +252,7 @@ class Attempts:
         if before is not None:  # it was queried since, and may be of another purchase
             asks = await self._ledger.asks(purchase)
         if asks:
-            refused += await self._check_purchase(make_record(), asks)
+            refused += await check_free(self._poller, self.refusals, make_record(), asks)
         try:
             event = await self._post(attempt, partial(self._permit, attempt, make_record, refused))
         except Exception as error:
@@ -294,34 +286,6 @@ class Attempts:
             return self._prepared(self._clock.time())  # its caller has the links
         return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
-    async def _check_purchase(self, new: Record, asks: list[Record]) -> list[Record]:
-        """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
-
-        A sale that was refused, and notified all the same, is queried first: it may be paid. Returns the refused sales.
-        """
-        if holder := find_holder(self._poller, asks, new):
-            raise refusal_of(self._poller, holder)
-        newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
-        newest.pop(new.client_transaction_id, None)  # queried already, where it was refused
-        refused = [each for each in newest.values() if each.state is State.REFUSED]
-        for each in refused:
-            if each.notified_at is not None:
-                paid = await self.refusals.find_refused(each)
-                if paid is not None:
-                    raise refusal_of(self._poller, paid)
-        return refused
-
-    async def _check_unchanged(self, refused: Sequence[Record]) -> None:
-        """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
-        newest = await self._ledger.get_many([each.client_transaction_id for each in refused])
-        for each in refused:
-            now = newest.get(each.client_transaction_id)
-            if now is not None and now.attempt == each.attempt and now.version > each.version:
-                raise NotSentError(
-                    "an earlier attempt was notified, or found, as this one connected",
-                    client_transaction_id=each.client_transaction_id,
-                )
-
     def _record(self, attempt: Attempt, before: Record | None, purchase: str) -> Record:
         """Return the record that the permit inserts."""
         wall, policy = self._clock.time(), self._poller.policy
@@ -345,7 +309,7 @@ class Attempts:
     ) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
         if refused:
-            await self._check_unchanged(refused)
+            await self.refusals.check_unchanged(refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = make_record()
         denied: Exception = PermitDeniedError()
@@ -384,7 +348,7 @@ class Attempts:
         event = self._event_of(error, attempt, record)
         record = await self._asks.write(record, event)
         if not isinstance(event, Lost) or attempt.kind == "form":
-            self._plan_queries(record, error)
+            self.refusals.plan_queries(record, error)
             raise error
         if isinstance(error, ReplayedError):
             log("error", "answer_conflicted", record.client_transaction_id, "%s", error)
@@ -411,17 +375,6 @@ class Attempts:
             return NotSent(at=at)  # the ledger failed in the permit: no byte has left
         log("error", "send_failed", record.client_transaction_id, "the send failed: %s", type(error).__name__)
         return self._lost(record)
-
-    def _plan_queries(self, record: Record, error: Exception) -> None:
-        """Query an attempt that was refused, and may exist all the same."""
-        if record.state is State.REFUSED and record.notified_at is not None:
-            self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if isinstance(error, RefusedError) and record.kind == "sale":
-            if self.refusals.says_exists(error):
-                # The service may list late what it says exists: query when its list has surely caught up.
-                self._poller.recheck(record, after=self._poller.policy.absent_after)
-            elif not record.state.decided:  # not written yet: the ledger may have a notification of it
-                self._poller.recheck(record, after=self._poller.policy.least_gap)
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -219,6 +220,17 @@ class Refusals:
         if not await self._poller.wait_for_turn(self._poller.policy.total_timeout):
             raise NotSentError("a query could not be made in time by the rate")
 
+    async def check_unchanged(self, refused: Sequence[Record]) -> None:
+        """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
+        newest = await self._poller.asks.ledger.get_many([each.client_transaction_id for each in refused])
+        for each in refused:
+            now = newest.get(each.client_transaction_id)
+            if now is not None and now.attempt == each.attempt and now.version > each.version:
+                raise NotSentError(
+                    "an earlier attempt was notified, or found, as this one connected",
+                    client_transaction_id=each.client_transaction_id,
+                )
+
     async def find_refused(self, before: Record) -> Record | None:
         """Query a refused attempt that may exist, before another one is sent.
 
@@ -352,6 +364,17 @@ class Refusals:
         if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
             record = await self._write_found(record, report)
         return record
+
+    def plan_queries(self, record: Record, error: Exception) -> None:
+        """Query an attempt that was refused, and may exist all the same."""
+        if record.state is State.REFUSED and record.notified_at is not None:
+            self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
+        if isinstance(error, RefusedError) and record.kind == "sale":
+            if self.says_exists(error):
+                # The service may list late what it says exists: query when its list has surely caught up.
+                self._poller.recheck(record, after=self._poller.policy.absent_after)
+            elif not record.state.decided:  # not written yet: the ledger may have a notification of it
+                self._poller.recheck(record, after=self._poller.policy.least_gap)
 
     async def _write_found(self, record: Record, report: StatusReport) -> Record:
         """Write what a query found of an attempt."""

@@ -20,7 +20,7 @@ from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracking import attempts, forms, late_writes, purchases, queries, tracker
+from payclient.tracking import forms, late_writes, purchases, queries, tracker
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
@@ -270,7 +270,7 @@ def _forms_forgotten() -> list[Patch]:
         (Forms, "prepare", prepare_and_remember),
         (Forms, "_find_live", find_living),
         (forms, "find_holder", find_holder),
-        (attempts, "find_holder", find_holder),
+        (purchases, "find_holder", find_holder),
     ]
 
 

@@ -26,5 +26,6 @@ class Log:
         self._logger.log(number, message, *args, extra=extra, stacklevel=2)
 
 
-#: Of all that sends and follows.
+# Those of many modules
+ledger_log: Log = Log("payclient.ledger")
 tracker_log: Log = Log("payclient.tracker")

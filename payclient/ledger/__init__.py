@@ -21,12 +21,10 @@ import attrs
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
-from payclient.logs import Log
+from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
 __all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
-
-log: Log = Log("payclient.ledger")
 
 
 class TransactionTakenError(TransitionError):

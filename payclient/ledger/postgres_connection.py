@@ -22,8 +22,9 @@ import asyncpg
 
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
-from payclient.ledger import log, unavailable
+from payclient.ledger import unavailable
 from payclient.ledger.records import read_statements
+from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
 #: What makes a schema ours.

@@ -13,8 +13,9 @@ import attrs
 
 from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
-from payclient.ledger import Change, log
+from payclient.ledger import Change
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
+from payclient.logs import ledger_log as log
 
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}

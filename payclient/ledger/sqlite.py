@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from payclient.errors import LedgerUnavailableError
-from payclient.ledger import log, unavailable
+from payclient.ledger import unavailable
 from payclient.ledger.batch import Batch, Operation, Rows, resolve
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
@@ -28,6 +28,7 @@ from payclient.ledger.sqlite_files import (
     open_to_read,
 )
 from payclient.ledger.writer import StoredLedger, Writer
+from payclient.logs import ledger_log as log
 
 __all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter", "finish"]
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
-from payclient.ledger import Change, log
+from payclient.ledger import Change
 from payclient.ledger.batch import Get, Operation, Read, Write
 from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, advance
+from payclient.logs import ledger_log as log
 
 __all__ = ["StoredLedger", "Writer"]
 

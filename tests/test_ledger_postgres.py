@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -412,6 +412,13 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         assert await ledger.claim_due(1, 60.0) == []
         assert await ledger.reserve(1.0) == 0
         assert len(await ledger.changes()) == 1
+    await postgres.execute(
+        new_database, "REVOKE INSERT ON payclient.changes, payclient.form_links FROM clerk"
+    )
+    lacking = "lacks rights in the ledger's schema, payclient: INSERT on changes, INSERT on form_links;"
+    await error_of(ConfigurationError, open_ledger(url), match=lacking)
+    async with aclosing(await open_ledger(url, read_only=True)) as reader:
+        assert len(await reader.changes()) == 1
     await postgres.execute(new_database, "DROP OWNED BY clerk")
     await postgres.execute(new_database, "DROP ROLE clerk")
 

@@ -230,7 +230,7 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
 
         ledger = await SqliteLedger.open(path, create=create, read_only=read_only)
     elif url.reveal().startswith("postgresql://"):
-        ledger = await _postgres().PostgresLedger.open(url, create=create)
+        ledger = await _postgres().PostgresLedger.open(url, create=create, read_only=read_only)
     else:
         raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
     if ledger.created:

@@ -251,13 +251,15 @@ class PostgresLedger(StoredLedger):
         self._listener: Listener | None = None
 
     @classmethod
-    async def open(cls, url: Secret[str], *, create: bool = True, poll: float = POLL) -> PostgresLedger:
+    async def open(
+        cls, url: Secret[str], *, create: bool = True, read_only: bool = False, poll: float = POLL
+    ) -> PostgresLedger:
         """Connect, check the server's settings and the schema, which `create` makes in an empty database.
 
-        Raises `ConfigurationError` for an unsafe server or a schema that is not a ledger, `LedgerUnavailableError`
-        where it cannot be reached.
+        Raises `ConfigurationError` for an unsafe server, a schema that is not a ledger, or a user who may not write in
+        it, unless it is `read_only`; `LedgerUnavailableError` where it cannot be reached.
         """
-        server = Server(url)
+        server = Server(url, read_only=read_only)
         connection, digest_key, created = await server.open_patiently(create=create)
         return cls(server, poll, PostgresWriter(server, connection, digest_key), digest_key, created)
 

@@ -107,7 +107,8 @@ class Server:
     Raises `ConfigurationError` for a schema that is not a plain name.
     """
 
-    def __init__(self, url: Secret[str]) -> None:
+    def __init__(self, url: Secret[str], *, read_only: bool = False) -> None:
+        self._read_only = read_only
         self._hosts, schemas, location = _split(url)
         self.schema: str = schemas[0] if schemas else "payclient"
         if len(schemas) > 1 or not re.fullmatch(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}", self.schema):
@@ -205,6 +206,14 @@ class Server:
         ):
             raise ConfigurationError(
                 "the ledger lacks a table, an index, a function or a trigger that it was made with"
+            )
+        if not self._read_only and (
+            lacking := await connection.fetch(self.statements["missing_rights"], self.schema)
+        ):
+            rights = ", ".join(f"{privilege} on {relation}" for privilege, relation in lacking)
+            raise ConfigurationError(
+                f"the database's user lacks rights in the ledger's schema, {self.schema}: {rights}; what became of a "
+                "charge could not be written"
             )
         return bytes(row[2]), created
 

@@ -1,6 +1,5 @@
 """`payclient demo`: 200 charges against the simulator, from the file to the outcome, in seconds."""
 
-import asyncio
 import csv
 import random
 import tempfile
@@ -32,7 +31,7 @@ COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", 
 TOKEN = "demo"  # noqa: S105 - no secret
 
 
-def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = None) -> int:
+async def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = None) -> int:
     """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings.
 
     :param directory: Where to write the files; else a new temporary directory.
@@ -42,10 +41,6 @@ def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = None) -
         refused = _write(place)
     except OSError as error:
         raise ConfigurationError(f"--dir: cannot be written: {error.strerror}") from None
-    return asyncio.run(_run(place, refused))
-
-
-async def _run(place: Path, refused: frozenset[str]) -> int:
     profile = profile_of(str(place / "profile.toml"))
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True

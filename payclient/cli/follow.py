@@ -22,7 +22,7 @@ from payclient.errors import ConfigurationError
 _STDOUT = 1
 
 
-def follow(
+async def follow(
     *,
     options: ChargeOptions = ChargeOptions(),
     since: Annotated[int, Whole, Parameter(validator=Range(gte=0))] = 0,
@@ -37,10 +37,6 @@ def follow(
     :param since: The cursor of the last outcome that you dealt with.
     """
     options.check()
-    return asyncio.run(_follow(options, since))
-
-
-async def _follow(options: ChargeOptions, since: int) -> int:
     stopped = asyncio.Event()
     with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
         async with options.tracker() as tracker:

@@ -240,18 +240,16 @@ def _what(change: Change) -> str:
 # --- init, backup, archive, moved
 
 
-def init(*, ledger: LedgerUrl = None) -> int:
+async def init(*, ledger: LedgerUrl = None) -> int:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
         raise ConfigurationError(
             "give --ledger, such as sqlite:charges.db or postgresql://USER@HOST/DATABASE"
         )
 
-    async def run() -> str:
-        async with aclosing(await open_ledger(ledger)) as book:
-            return text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
-
-    terminal.say(asyncio.run(run()))
+    async with aclosing(await open_ledger(ledger)) as book:
+        words = text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
+    terminal.say(words)
     return 0
 
 

@@ -18,7 +18,6 @@ from payclient.errors import ConfigurationError, NotSentError, OutcomeUnknownErr
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, corrected_phone
-from payclient.tracking.forms import PaymentForm
 from payclient.wire import encode_prepare, encode_sale
 
 
@@ -118,7 +117,7 @@ class FormOptions:
     """The language of the form."""
 
 
-def prepare(
+async def prepare(
     *, fields: FormOptions, amounts: Amounts = Amounts(), options: ChargeOptions = ChargeOptions()
 ) -> int:
     """Prepare a payment form and print its links, each with its time left.
@@ -129,7 +128,8 @@ def prepare(
     options.check()
     encode_prepare(request, options.loaded_profile)  # what the profile forbids is bad input
     try:
-        form, now = asyncio.run(_prepare(options, request))
+        async with options.tracker() as tracker:
+            form, now = await tracker.prepare(request), tracker.clock.time()
     except RefusedError as error:
         terminal.complain(reason(str(error)))
         return 3
@@ -144,8 +144,3 @@ def prepare(
         terminal.out().print(escape(link.url), soft_wrap=True, highlight=False)
     terminal.say(text("form.send"))
     return 0
-
-
-async def _prepare(options: ChargeOptions, request: PrepareRequest) -> tuple[PaymentForm, float]:
-    async with options.tracker() as tracker:
-        return await tracker.prepare(request), tracker.clock.time()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
@@ -307,7 +308,9 @@ def test_resolve_does_not_hold_the_ledger_while_it_asks(
     """A charge may go on meanwhile; where it changes the sale, the answer is void."""
 
     def ask(_: str) -> str:
-        book.use(lambda ledger: ledger.apply(fresh("order-unknown"), Notified(at=NOW, transaction_id=7)))
+        with ThreadPoolExecutor() as elsewhere:  # another process would have a loop of its own
+            notified = Notified(at=NOW, transaction_id=7)
+            elsewhere.submit(book.use, lambda ledger: ledger.apply(fresh("order-unknown"), notified)).result()
         return "y"
 
     monkeypatch.setattr(terminal.err, "input", ask)

@@ -168,7 +168,7 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
         except LedgerMissingError:
             if kind != "sqlite":
                 return Check("note", text("doctor.no_database"))
-            directory = os.path.dirname(os.path.abspath(path))  # noqa: ASYNC240 - reads no disk
+            directory = os.path.dirname(os.path.abspath(path))
             with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
                 await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
             return Check("ok", text("doctor.safe"))

@@ -1,14 +1,13 @@
 """`payclient ledger`: what the ledger holds, what is open and why, and decisions by hand where no query can decide."""
 
-import asyncio
 import datetime
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from rich.markup import escape
 from rich.table import Table
@@ -26,8 +25,6 @@ from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
-T = TypeVar("T")
-
 #: The columns of `ledger list`.
 _LISTED = ("client transaction id", "state", "paid", "amount", "since", "why")
 _LIST_LINE = "{:<36}  {:<11}  {:<11}  {:>16}  {:<25}  {}"
@@ -40,26 +37,23 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:
-    """Run `work` with the ledger of a URL, which must exist. Without `changes` another process may have it open."""
+@asynccontextmanager
+async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Ledger]:
+    """Open the ledger of a URL, which must exist. Without `changes` another process may have it open."""
     place = _given(url)
     if place.startswith("memory:"):
         raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
-
-    async def run() -> T:
+    try:
         # A ledger made here would make a mistyped address look like an empty ledger.
         async with aclosing(await open_ledger(place, create=False, read_only=not changes)) as book:
-            return await work(book)
-
-    try:
-        return asyncio.run(run())
+            yield book
     except LedgerInUseError as error:
         who = "another process" if error.owner is None else f"process {error.owner}"
-    raise LedgerInUseError(
-        f"the ledger must be closed for this, and {who} has it open: stop that process first; nothing was changed. "
-        "To look at it meanwhile use `payclient ledger list` or `show`; to try this out, a copy by `payclient ledger "
-        "backup`"
-    )
+        raise LedgerInUseError(
+            f"the ledger must be closed for this, and {who} has it open: stop that process first; nothing was changed. "
+            "To look at it meanwhile use `payclient ledger list` or `show`; to try this out, a copy by `payclient "
+            "ledger backup`"
+        ) from None
 
 
 def _given(url: str | None) -> str:
@@ -144,7 +138,7 @@ def moment(when: float) -> str:
 # --- list, show
 
 
-def list_(
+async def list_(
     *, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None, profile: Profile = None
 ) -> int:
     """Show which sales are open, and why. The profile's sale window says when an expired one was last queried.
@@ -153,9 +147,8 @@ def list_(
     :param state: Only the sales in this state, decided ones too; without it, what is open.
     """
     window, now = profile_of(profile).sale_window, time.time()
-
-    async def show(book: Ledger) -> tuple[int, int]:
-        shown = waiting = 0
+    shown = waiting = 0
+    async with opened(ledger) as book:
         # The records are read one by one: a ledger may be long.
         async for record in book.unfinished() if state is None or not state.decided else book.records():
             stuck = is_unresolved(record, now, window)
@@ -171,28 +164,22 @@ def list_(
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
             paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
             terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now, window)))
-        return shown, waiting
-
-    shown, waiting = with_ledger(ledger, show)
     if shown:
-        stuck = text("ledger.stuck", count=waiting) if waiting else ""
-        terminal.say(text("ledger.shown", count=shown, stuck=stuck))
+        people = text("ledger.stuck", count=waiting) if waiting else ""
+        terminal.say(text("ledger.shown", count=shown, stuck=people))
     else:
         nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
         terminal.say(text(f"ledger.{nothing}"))
     return 0
 
 
-def show(identifier: str, /, *, ledger: LedgerUrl = None) -> int:
+async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> int:
     """Show one sale's whole history: every attempt and every change, and what each rests on.
 
     :param identifier: The client transaction id.
     """
-
-    async def read(book: Ledger) -> tuple[Record, list[Change]]:
-        return await newest(book, identifier), await book.history(identifier)
-
-    record, changes = with_ledger(ledger, read)
+    async with opened(ledger) as book:
+        record, changes = await newest(book, identifier), await book.history(identifier)
     receipt = json.loads(record.receipt or "{}")
     terminal.print_facts(
         {
@@ -246,24 +233,23 @@ async def init(*, ledger: LedgerUrl = None) -> int:
         raise ConfigurationError(
             "give --ledger, such as sqlite:charges.db or postgresql://USER@HOST/DATABASE"
         )
-
     async with aclosing(await open_ledger(ledger)) as book:
         words = text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
     terminal.say(words)
     return 0
 
 
-def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
+async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
     A restored copy does not know what was charged after it was made.
     """
-    asyncio.run(backup_ledger(_given(ledger), file))
+    await backup_ledger(_given(ledger), file)
     terminal.say(text("ledger.backup", file=file.absolute()))
     return 0
 
 
-def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> int:
+async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> int:
     """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
@@ -273,12 +259,12 @@ def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> int
     """
     url = _given(ledger)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
-    count = asyncio.run(archive_ledger(url, begins, to))
+    count = await archive_ledger(url, begins, to)
     terminal.say(text("ledger.archived", count=count, file=to.absolute()))
     return 0
 
 
-def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
+async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
     """Set another address of the service: the same one, with all that was charged there.
 
     :param base_url: The service's new address.
@@ -286,11 +272,8 @@ def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
     address = check_base_url(base_url)
     terminal.say(text("ledger.moving"))
     terminal.ask(text("ledger.is_same"), "nothing was changed", yes=yes)
-
-    async def move(book: Ledger) -> None:
+    async with opened(ledger, changes=True) as book:
         await book.environment(service_fingerprint(address, book.digest_key), moved=True)
-
-    with_ledger(ledger, move, changes=True)
     terminal.say(text("ledger.moved", address=address))
     return 0
 
@@ -298,7 +281,7 @@ def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
 # --- resolve
 
 
-def resolve(
+async def resolve(
     identifier: str, /, *, as_: DecidedAs, actor: str, reason: str, ledger: LedgerUrl = None, yes: Yes = False
 ) -> int:
     """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence.
@@ -313,21 +296,19 @@ def resolve(
         if not value:
             raise ConfigurationError(f"{option}: must not be empty")
     # The ledger is closed while a person is asked, so that nobody's charges wait for the answer.
-    seen = with_ledger(ledger, lambda book: newest(book, identifier), changes=True)
+    async with opened(ledger, changes=True) as book:
+        seen = await newest(book, identifier)
     if (fault := objection(seen, as_)) is not None:
         raise ConfigurationError(fault)
     _say_what_it_means(seen, as_)
     terminal.ask(text("ledger.decide"), "nothing was changed", yes=yes)
-
-    async def decide(book: Ledger) -> Record:
+    async with opened(ledger, changes=True) as book:
         record = await newest(book, identifier)
         if (record.attempt, record.version) != (seen.attempt, seen.version):
             raise ConfigurationError(
                 f"{identifier} has changed meanwhile: look at it again; nothing was changed"
             )
-        return await book.apply(record, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
-
-    after = with_ledger(ledger, decide, changes=True)
+        after = await book.apply(record, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
     terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor))
     return 0
 
@@ -348,7 +329,7 @@ def _say_what_it_means(record: Record, decision: str) -> None:
 # --- export
 
 
-def export(
+async def export(
     *,
     ledger: LedgerUrl = None,
     format: Literal["csv", "jsonl"] | None = None,  # noqa: A002 - the option's name
@@ -362,21 +343,17 @@ def export(
     as_json = format == "jsonl" or (format is None and out is not None and out.suffix.lower() == ".jsonl")
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
-
-    async def write(book: Ledger) -> int:
-        count = 0
-        with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
-            if not as_json:
-                file.write(csv_line(COLUMNS))
-            async for record in book.records():
-                row = await _row(book, record)
-                file.write(json_line(row) if as_json else csv_line(row.values()))
-                count += 1
-            file.flush()
-        return count
-
+    count = 0
     try:
-        count = with_ledger(ledger, write)
+        async with opened(ledger) as book:
+            with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
+                if not as_json:
+                    file.write(csv_line(COLUMNS))
+                async for record in book.records():
+                    row = await _row(book, record)
+                    file.write(json_line(row) if as_json else csv_line(row.values()))
+                    count += 1
+                file.flush()
     except OSError as error:
         if out is None:
             raise

@@ -3,6 +3,7 @@
 `compare` decides, and is a pure function of two lists; the rest reads them and shows the result.
 """
 
+import asyncio
 import datetime
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ import attrs
 
 from payclient.cli import terminal
 from payclient.cli.files import check_apart, write_file
-from payclient.cli.ledger import with_ledger
+from payclient.cli.ledger import opened
 from payclient.cli.page import check_page, render
 from payclient.cli.settings import LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.statement import Entry, StatementOptions, read_statement
@@ -23,7 +24,6 @@ from payclient.cli.tables import read_report, table_bytes
 from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.events import Listed
-from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 
 #: Words of other states that are shown at most; all are counted.
@@ -206,7 +206,7 @@ def reconcile(
         read_report(report, COLUMNS[0])
     begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
     entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
-    pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
+    pairs, unlisted = asyncio.run(_pair_up(ledger, entries, begin, end))
     proven = [pair for pair in pairs if pair.can_be_resolved]
     if resolve and proven:
         for pair in proven:
@@ -214,9 +214,9 @@ def reconcile(
             key, line = row["client_transaction_id"], row["lines"]
             terminal.say(text("reconcile.sale", key=key, money=money, line=line))
         terminal.ask(text("reconcile.ask", count=len(proven)), "nothing was changed", yes=yes)
-        count = with_ledger(ledger, lambda book: _decide(book, proven, name, statement.name), changes=True)
+        count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
+        pairs, unlisted = asyncio.run(_pair_up(ledger, entries, begin, end))
     facts = _facts(pairs, others, unnamed, unlisted)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
@@ -239,7 +239,7 @@ def _midnight(day: datetime.date | None, days_later: int, default: float) -> flo
 
 
 async def _pair_up(
-    book: Ledger, entries: Sequence[Entry], begin: float, end: float
+    url: str | None, entries: Sequence[Entry], begin: float, end: float
 ) -> tuple[list[Pair], int]:
     """Compare the lines with all attempts that are listed, or were paid in a period; count its open, unlisted ones.
 
@@ -247,29 +247,31 @@ async def _pair_up(
     """
     known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)}
     found, unlisted = list[Record](), 0
-    async for record in book.records():
-        inside = begin <= (record.decided_at or record.created_at) < end
-        listed = record.transaction_id in known - {None} or record.client_transaction_id in known
-        if listed or (inside and record.state is State.ACCEPTED):
-            found.append(record)
-        else:
-            unlisted += inside and record.state.paid is None
+    async with opened(url) as book:
+        async for record in book.records():
+            inside = begin <= (record.decided_at or record.created_at) < end
+            listed = record.transaction_id in known - {None} or record.client_transaction_id in known
+            if listed or (inside and record.state is State.ACCEPTED):
+                found.append(record)
+            else:
+                unlisted += inside and record.state.paid is None
     if len(currencies := {record.currency for record in found}) == 1:
         (only,) = currencies  # also that of the lines that name none
         entries = [attrs.evolve(entry, currency=entry.currency or only) for entry in entries]
     return compare(found, entries), unlisted
 
 
-async def _decide(book: Ledger, pairs: Iterable[Pair], actor: str, statement: str) -> int:
+async def _decide(url: str | None, pairs: Iterable[Pair], actor: str, statement: str) -> int:
     """Record what the statement proves paid, and return how many; a sale that changed meanwhile is left alone."""
     done = 0
-    for pair in pairs:
-        (entry,), seen = pair.entries, pair.record
-        if seen is not None and await book.get(seen.client_transaction_id) == seen:
-            number = "" if entry.transaction_id is None else f", transaction {entry.transaction_id}"
-            reason = f"{statement}, line {entry.line}{number}"
-            await book.apply(seen, Listed(at=time.time(), actor=actor, reason=reason))
-            done += 1
+    async with opened(url, changes=True) as book:
+        for pair in pairs:
+            (entry,), seen = pair.entries, pair.record
+            if seen is not None and await book.get(seen.client_transaction_id) == seen:
+                number = "" if entry.transaction_id is None else f", transaction {entry.transaction_id}"
+                reason = f"{statement}, line {entry.line}{number}"
+                await book.apply(seen, Listed(at=time.time(), actor=actor, reason=reason))
+                done += 1
     return done
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import stat
 import sys
 import time
@@ -172,10 +173,13 @@ def ask(question: str, otherwise: str, *, yes: bool = False) -> None:
     if yes:
         return
     check_can_ask(otherwise)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a loop's would not end `input`
     try:
         answer = err.input(f"{escape(question)} {escape(text('ask.choice'))} ")
     except EOFError:
         answer = ""
+    finally:
+        signal.signal(signal.SIGINT, handler)
     if answer.strip().lower() not in ("y", "yes", "s", "si", "sí"):
         raise ConfigurationError(otherwise)
 

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.ledger import newest, with_ledger
+from payclient.cli.ledger import newest, opened
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
@@ -21,8 +21,6 @@ from payclient.session import PaySession
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.tracker import Tracker
 from payclient.wire import undo_request
-
-T = TypeVar("T")
 
 #: Seconds between two looks of `--watch`.
 WATCH_EVERY = 1.0
@@ -44,7 +42,7 @@ class Which:
             raise ConfigurationError("give --transaction-id or --client-transaction-id")
 
 
-def status(
+async def status(
     *,
     which: Which = Which(),
     watch: str | None = None,
@@ -60,11 +58,13 @@ def status(
     if watch is not None:
         if which != Which():
             raise ConfigurationError("--watch: give no other id beside it")
-        end = with_ledger(ledger, lambda book: show_changes(book, watch, lambda: asyncio.sleep(WATCH_EVERY)))
+        async with opened(ledger) as book:
+            end = await show_changes(book, watch, lambda: asyncio.sleep(WATCH_EVERY))
         return 0 if end.paid else 3
     which.check()
     try:
-        report = _call(options, lambda session: session.status(**attrs.asdict(which)))
+        async with options.session() as session:
+            report = await session.status(**attrs.asdict(which))
     except (RefusedError, TransportError) as error:
         return _complain(error, refused=4)
     if report is None:
@@ -90,7 +90,7 @@ async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitab
         await wait()
 
 
-def confirm(
+async def confirm(
     *,
     transaction_id: Annotated[int, Whole],
     client_transaction_id: str,
@@ -104,7 +104,8 @@ def confirm(
     :param client_transaction_id: The form's own id.
     """
     try:
-        report = _call(options, lambda session: session.confirm(transaction_id, client_transaction_id))
+        async with options.session() as session:
+            report = await session.confirm(transaction_id, client_transaction_id)
     except (RefusedError, TransportError) as error:
         return _complain(error)
     _show(report)
@@ -116,15 +117,17 @@ def confirm(
     return 0 if report.state == "Aceptado" else 3
 
 
-def cancel(*, which: Which = Which(), yes: Yes = False, options: ServiceOptions = ServiceOptions()) -> int:
+async def cancel(
+    *, which: Which = Which(), yes: Yes = False, options: ServiceOptions = ServiceOptions()
+) -> int:
     """Withdraw a push request that nobody answered.
 
     Exit codes: 0 withdrawn; 2 nothing was sent; 3 refused, nothing was withdrawn; 4 no usable answer: query its status.
     """
-    return _undo("cancel", which, yes, options, lambda session: session.cancel(**attrs.asdict(which)))
+    return await _undo("cancel", which, yes, options)
 
 
-def reverse(
+async def reverse(
     *,
     which: Which = Which(),
     yes: Yes = False,
@@ -136,9 +139,7 @@ def reverse(
     Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer: query its status.
     With a ledger the same command never sends it again while it has no answer.
     """
-    if ledger is None:
-        return _undo("reverse", which, yes, options, lambda session: session.reverse(**attrs.asdict(which)))
-    return _undo("reverse", which, yes, options, lambda session: _reverse_by_ledger(session, ledger, which))
+    return await _undo("reverse", which, yes, options, ledger)
 
 
 async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Outcome:
@@ -164,12 +165,12 @@ async def _find(book: Ledger, which: Which) -> Record:
     raise ConfigurationError(f"the ledger has no transaction {which.transaction_id}; nothing was sent")
 
 
-def _undo(
+async def _undo(
     operation: Literal["cancel", "reverse"],
     which: Which,
     yes: bool,
     options: ServiceOptions,
-    request: Callable[[PaySession], Awaitable[Outcome | None]],
+    ledger: str | None = None,
 ) -> int:
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
@@ -178,8 +179,13 @@ def _undo(
     undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
     terminal.ask(question, "nothing was sent", yes=yes)
+    outcome = None
     try:
-        outcome = _call(options, request)
+        async with options.session() as session:
+            if ledger is None:
+                await (session.cancel if operation == "cancel" else session.reverse)(**attrs.asdict(which))
+            else:
+                outcome = await _reverse_by_ledger(session, ledger, which)
     except (RefusedError, TransportError) as error:
         if isinstance(error, NotReversibleError):
             terminal.say(text("undo.too_late"))
@@ -190,14 +196,6 @@ def _undo(
         return 3 if still_paid else 4
     terminal.out().print(text(f"undone.{operation}"))
     return 0
-
-
-def _call(options: ServiceOptions, request: Callable[[PaySession], Awaitable[T]]) -> T:
-    async def call() -> T:
-        async with options.session() as session:
-            return await request(session)
-
-    return asyncio.run(call())
 
 
 def _complain(error: RefusedError | TransportError, *, refused: int = 3) -> int:

@@ -331,9 +331,9 @@ async def test_a_rollback_that_fails(path: Path) -> None:
     connection, connect = failing_at()
     ledger = await SqliteLedger.open(str(path), connect=connect)
     await ledger.permit(fresh("a"))
-    # BEGIN, INSERT, COMMIT, ROLLBACK, and ROLLBACK before the reads.
+    # BEGIN, SAVEPOINT, INSERT, RELEASE, COMMIT, and ROLLBACK before the reads.
     start = connection.number
-    connection.failing = frozenset({start + 3, start + 4, start + 5})
+    connection.failing = frozenset({start + 5, start + 6})
     permit, found = await asyncio.gather(ledger.permit(fresh("b")), ledger.get("b"), return_exceptions=True)
     assert isinstance(permit, LedgerUnavailableError)
     assert isinstance(found, LedgerUnavailableError)
@@ -349,7 +349,7 @@ async def test_reads_that_fail(path: Path) -> None:
     connection.failing = frozenset({connection.number + 1})
     await error_of(LedgerUnavailableError, ledger.history("order-1"), match="could not be read")
     assert await ledger.history("order-1") == []
-    connection.failing = frozenset({connection.number + 3})  # BEGIN, INSERT, COMMIT
+    connection.failing = frozenset({connection.number + 5})  # BEGIN, SAVEPOINT, INSERT, RELEASE, COMMIT
     permit, found = await asyncio.gather(
         ledger.permit(fresh()), ledger.get("order-1"), return_exceptions=True
     )

@@ -115,13 +115,8 @@ class SqliteDatabase:
     async def exclusive_transaction(self) -> AsyncIterator[None]:
         self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # the next read or write rolls back first, too
-                self.roll_back()
-            raise
+        yield
+        self._connection.execute("COMMIT")
 
     def roll_back(self) -> None:
         """Undo what a transaction left behind that failed. Nothing is read or written before that is done."""

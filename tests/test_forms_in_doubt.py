@@ -18,6 +18,7 @@ from fake_service import (
     form,
     held_by,
     hint,
+    outcome_of,
     pending_of,
     record_in,
     refusal,
@@ -324,6 +325,16 @@ async def test_a_form_that_lost_its_purchase_to_a_push_is_left(service: FakeServ
         assert (5001 in service.confirmed) is (push == "cancelled")
         bought = await tracker.purchase("cart-1")
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
+async def test_a_push_beside_a_form_takes_no_payment_from_it(service: FakeService) -> None:
+    """The shop let it pass, and both are paid: the form is confirmed all the same, and the purchase says so."""
+    async with prepared(service) as tracker:
+        pending = await tracker.sale(sale(), purchase="cart-1", beside_open_form=True)
+        service.sales[pending.transaction_id or 0]["transactionStatus"] = "Approved"
+        assert (await outcome_of(service, pending)).paid is True
+        assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
+        assert (await tracker.purchase("cart-1")).overpaid == 1150
 
 
 async def test_of_two_forms_that_were_cancelled_and_then_paid_one_is_confirmed(service: FakeService) -> None:

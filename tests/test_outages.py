@@ -140,6 +140,20 @@ async def test_an_answer_that_is_not_written_is_unknown_until_it_is(caplog: pyte
     assert lines_of_a_minute(caplog) <= 15
 
 
+@in_virtual_time
+async def test_what_a_second_outage_leaves_is_written_as_well() -> None:
+    """Long after the first one is over, and all that it left is written."""
+    outages = [(0.0, 5.0), (100.0, 105.0)]
+    ledger = FailingLedger(lambda name: name == "apply" and any(a <= now() < b for a, b in outages))
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        for begin, _ in outages:
+            await asyncio.sleep(begin - now())
+            await tracker.sale(push(f"order-{begin}"))
+            assert await state_in(ledger, f"order-{begin}") is State.SENDING
+            await asyncio.sleep(60.0)
+            assert await state_in(ledger, f"order-{begin}") is State.PENDING
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @in_virtual_time
 async def test_without_a_status_source_an_outage_hangs_nobody(number: int) -> None:

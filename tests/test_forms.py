@@ -306,6 +306,8 @@ async def test_a_form_that_came_back_undecided_forbids_another() -> None:
     async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
         form = await tracker.live_form("cart", request)
         assert (await tracker.returned(back_of(service, form))).paid is None
+        # Its links live, and it is not handed out again: it may be paid.
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
         await asyncio.sleep(541.0)  # its margin begins
         async with crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
             for each in (tracker, other):

@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Self
 
 from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
@@ -111,9 +110,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._start(self._feed())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
         self._exited = True
         self.stop("the batch was left")

@@ -129,7 +129,7 @@ async def configured(postgres: PostgresServer, setting: str, value: str) -> Asyn
 SAFE = {
     "synchronous_commit": "on", "synchronous_standby_names": "", "fsync": "on", "full_page_writes": "on",
     "default_transaction_read_only": "off", "default_transaction_isolation": "read committed",
-    "server_encoding": "UTF8", "in_recovery": False, "server_version_num": 150000,
+    "server_encoding": "UTF8", "client_min_messages": "notice", "in_recovery": False, "server_version_num": 150000,
 }  # fmt: skip
 
 
@@ -143,6 +143,8 @@ SAFE = {
         ({"default_transaction_read_only": "on"}, 0, "read_only"),
         ({"default_transaction_isolation": "serializable"}, 0, "isolation"),
         ({"server_encoding": "SQL_ASCII"}, 0, "encoding"),
+        ({"client_min_messages": "error", "synchronous_standby_names": "nobody"}, 0, "could not warn"),
+        ({"client_min_messages": "error"}, 0, "another program"),  # there is no standby to be warned of
         ({"in_recovery": True}, 0, "standby"),
         ({"server_version_num": 130011}, 0, "PostgreSQL is 13"),
         # A host whose clock is off would take another's living form for dead, and collect the purchase again.
@@ -166,15 +168,15 @@ async def test_settings_are_read(postgres: PostgresServer, new_database: str) ->
     """Each by its name, and nothing is made in a server that is not safe."""
     for setting in (
         "synchronous_commit = local", "default_transaction_read_only = on",
-        "default_transaction_isolation = 'repeatable read'",
+        "default_transaction_isolation = 'repeatable read'", "client_min_messages = error",
     ):  # fmt: skip
         await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET {setting}")
     async with configured(postgres, "full_page_writes", "off"):
         settings = Server(Secret(postgres.url(new_database))).statements["settings"]
         ((*found, now),) = await postgres.execute(new_database, settings)
-        shown = {name: (await postgres.execute(new_database, f"SHOW {name}"))[0][0] for name in [*SAFE][:7]}
+        shown = {name: (await postgres.execute(new_database, f"SHOW {name}"))[0][0] for name in [*SAFE][:8]}
         assert found == [*shown.values(), False, int(found[-1])]
-        assert {*shown.values()} == {"local", "", "on", "off", "repeatable read", "UTF8"}
+        assert {*shown.values()} == {"local", "", "on", "off", "repeatable read", "UTF8", "error"}
         assert now == pytest.approx(time.time(), abs=5)
         await error_of(ConfigurationError, open_ledger(postgres.url(new_database)), match="read_only")
     assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")

@@ -441,7 +441,8 @@ EXECUTE FUNCTION payclient.check_closed();
 -- name: settings
 SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('default_transaction_read_only'),
-    current_setting('default_transaction_isolation'), current_setting('server_encoding'), pg_is_in_recovery(),
+    current_setting('default_transaction_isolation'), current_setting('server_encoding'),
+    current_setting('client_min_messages'), pg_is_in_recovery(),
     current_setting('server_version_num')::integer, extract(epoch FROM clock_timestamp())::float8
 
 -- Whether there is a schema of that name, a table `meta` in it, and anything else.

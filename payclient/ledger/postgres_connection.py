@@ -267,7 +267,19 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
 
 def _check_settings(row: Sequence[Any]) -> None:
     """Raise `ConfigurationError` for the first setting with which a ledger could not write, or could lose a permit."""
-    commit, standbys, fsync, pages, read_only, isolation, encoding, is_standby, version, server_time = row
+    (
+        commit,
+        standbys,
+        fsync,
+        pages,
+        read_only,
+        isolation,
+        encoding,
+        shown,
+        is_standby,
+        version,
+        server_time,
+    ) = row
     ahead = time.time() - server_time
     faults = [
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
@@ -285,6 +297,11 @@ def _check_settings(row: Sequence[Any]) -> None:
             commit == "local" and standbys != "",
             "synchronous_commit is local, but there are synchronous standbys: a failover would lose permits whose "
             "charges were sent",
+        ),
+        (
+            shown == "error" and standbys != "",
+            "client_min_messages is error: the server could not warn that a commit is on no standby, whose permit a "
+            "failover would lose",
         ),
         (
             abs(ahead) > CLOCKS_APART,

@@ -63,7 +63,7 @@ def make_app(command: str | None) -> App:
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         config: Path | None = None,
         batch: str | None = None,
-        language: Literal["en", "es"] | None = None,  # `run` has read it already
+        language: Literal["es", "en"] | None = None,  # `run` has read it already
     ) -> object:
         """Run one command.
 

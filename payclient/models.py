@@ -149,7 +149,7 @@ class _Charge(CheckedModel):
         found = super()._find_faults()
         parts = {name: getattr(self, name) for name in ("amount", *COMPONENTS)}
         if any(field_fault(name).message == detail.message for name in parts for detail in found):
-            return found
+            return found  # an amount with a fault of its own is not summed
         if fault := sum_fault(parts.pop("amount"), parts.values()):
             found.append(field_fault("amount", fault))
         if self.amount_with_tax is not None and self.amount_without_tax is not None and self.tax is None:

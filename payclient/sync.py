@@ -145,11 +145,11 @@ def _end() -> None:
     _thread().end()
 
 
-def _giving(
+def _converted(
     convert: Callable[[Tracker, _R], _S],
     method: Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[Tracker, _P], _S]:
-    """Make a method of the async tracker one that blocks, and convert what it returns."""
+    """Return a blocking method that calls a method of the async tracker and converts its result."""
 
     @functools.wraps(method)
     def call(self: Tracker, /, *args: _P.args, **options: _P.kwargs) -> _S:
@@ -161,7 +161,7 @@ def _giving(
 def _blocking(
     method: Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[Tracker, _P], _R]:
-    return _giving(lambda _, result: result, method)
+    return _converted(lambda _, result: result, method)
 
 
 class _Same(Generic[_R]):
@@ -211,8 +211,8 @@ class Tracker:
             with suppress(TrackerClosedError):  # the end of the program closes it
                 self._run(self._aclose)
 
-    sale: Final = _giving(lambda self, sale: PendingSale(self, sale), payclient.Tracker.sale)
-    find: Final = _giving(
+    sale: Final = _converted(lambda self, sale: PendingSale(self, sale), payclient.Tracker.sale)
+    find: Final = _converted(
         lambda self, sale: None if sale is None else PendingSale(self, sale), payclient.Tracker.find
     )
     notify: Final = _blocking(payclient.Tracker.notify)
@@ -477,8 +477,8 @@ class Charges(Iterator[ChargeResult]):
             yield request
 
 
-def _opening(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]]) -> Callable[_P, Tracker]:
-    """Make a function that opens an async tracker one that returns a tracker without `await`, not opened yet."""
+def _opener(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]]) -> Callable[_P, Tracker]:
+    """Return a function that makes a blocking tracker, not opened yet, from one that opens an async tracker."""
 
     @functools.wraps(function)
     def open_tracker(*args: _P.args, **options: _P.kwargs) -> Tracker:
@@ -487,10 +487,10 @@ def _opening(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracke
     return open_tracker
 
 
-def _charging(
+def _charger(
     function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.batch.Charges],
 ) -> Callable[Concatenate[Tracker, Iterable[SaleRequest | ChargeRow], _P], Charges]:
-    """Make a function that charges through an async tracker one that charges through a tracker without `await`."""
+    """Return a function that charges through a blocking tracker, from one that charges through an async tracker."""
 
     @functools.wraps(function)
     def charge_all(
@@ -502,10 +502,10 @@ def _charging(
 
 
 #: Like `payclient.open_tracker`. The tracker that it returns opens at its first call, or by `with`.
-open_tracker: Final = _opening(payclient.open_tracker)
+open_tracker: Final = _opener(payclient.open_tracker)
 
 #: Like `payclient.open_tracker_from_env`, whose `ConfigurationError` the first call or `with` raises.
-open_tracker_from_env: Final = _opening(payclient.open_tracker_from_env)
+open_tracker_from_env: Final = _opener(payclient.open_tracker_from_env)
 
 #: Like `payclient.charge_all`, for `with` and `for`.
-charge_all: Final = _charging(payclient.charge_all)
+charge_all: Final = _charger(payclient.charge_all)

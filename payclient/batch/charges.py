@@ -317,10 +317,10 @@ class Charges(AsyncIterator[ChargeResult]):
         self.pending += 1
         self._start_ready()
         try:
-            over = self._wait == 0 or self._exited or await self._until_over(sent)
+            has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent)
         finally:
             self.pending -= 1
-        if over:
+        if has_result:
             await self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
         else:
             # Expired by our clock: the customer is free, and the last queries are still to come.
@@ -356,8 +356,8 @@ class Charges(AsyncIterator[ChargeResult]):
             self._retries.sent(pending, token, made_at)
         return pending
 
-    async def _until_over(self, pending: PendingSale) -> bool:
-        """Wait until the customer can be charged again. False: it has expired; the last queries are to come."""
+    async def _wait_for_result(self, pending: PendingSale) -> bool:
+        """Wait until a sale is decided, at most `wait` seconds. False: it expired; its last queries are to come."""
         while pending.expires_at is not None:
             grace = self._late if pending.state is State.UNKNOWN else 0.0
             seconds = pending.expires_at + grace - self._clock.time()

@@ -69,7 +69,7 @@ def make_app(command: str | None) -> App:
 
         :param config: The file of settings. Default: payclient.toml.
         :param batch: Its section [batch.NAME], above the rest of it.
-        :param language: Of what people read; LANG's.
+        :param language: The language of what people read. Default: LANG's.
         """
         app.config = (Configuration(config, batch),)
         return app(tokens)

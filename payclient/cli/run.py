@@ -184,9 +184,9 @@ class Run:
         return line_of(row, None, DifferentRequestError(words))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Count the rows by the ledger: those without a result, and those that changed after theirs.
+        """Count by the ledger each row that has no result, or that changed after its result was counted.
 
-        The report gets their lines when it is finished.
+        `_finish` writes their lines into the report.
         """
         try:
             async for before, now in self._ledger_lines(tracker):
@@ -194,7 +194,7 @@ class Run:
                     self._count(now)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
-            # What this process sent is not forgotten.
+            # The ledger cannot be read: what this process has sent is counted from memory.
             sales = {sale.client_transaction_id: sale for sale in tracker.open_sales()}
             for key, row in self._under_way.items():
                 if key not in self.lines:

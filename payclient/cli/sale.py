@@ -83,7 +83,7 @@ def sale(
 
 
 def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
-    """Return the fields with the phone as a row of a file has it, so that one customer is one; print a correction."""
+    """Return the fields, with the phone corrected as `charge` corrects that of a row; print what was corrected."""
     values, phone, country = attrs.asdict(fields), fields.phone_number, fields.country_code
     if phone is None:
         return values

@@ -104,7 +104,7 @@ class Batch:
     """
 
     def __init__(self, operations: Sequence[Operation], paid: list[Write] | None = None) -> None:
-        """`paid` holds what became paid, or may have, until `write` has looked whether its purchase was paid before."""
+        """`paid`: writes of a failed batch that may have paid, whose purchases `write` has yet to check."""
         self.operations = operations
         self.writes: list[Write] = [each for each in operations if isinstance(each, Write)]
         self.answers: dict[Operation, Any] = {}
@@ -265,13 +265,13 @@ class Batch:
                 raise TransactionTakenError.of(record, event.transaction_id)
 
     async def _note_overpaid(self, database: Database) -> None:
-        """Write the event of each ask that was paid beside another one of its purchase."""
+        """Write `Overpaid` for each payment in `_paid` whose purchase another ask has paid, too."""
         purchases = {each.record.purchase for each in self._paid}
         _, rows = await database.look_up((), list(purchases))
         if len(rows) == len(purchases):
             return  # no purchase has another ask
         asks = [record_of(row) for row in rows]
-        # The last of several writes about one attempt.
+        # Of several writes about one attempt the last counts.
         paid = {(each.record.client_transaction_id, each.record.attempt): each for each in self._paid}
         for record in asks:
             each = paid.get((record.client_transaction_id, record.attempt))

@@ -93,8 +93,8 @@ class StoredLedger:
         self.created = created
         self._process = os.getpid()
         self._closed = False
-        # For a ledger that was not closed: runs when this is collected, or at exit, and does not keep it alive.
-        self._forgotten = weakref.finalize(self, _abandon, writer, self._process)
+        # Stops the writer of a ledger that was not closed, when this is collected or at exit; keeps nothing alive.
+        self._finalizer = weakref.finalize(self, _abandon, writer, self._process)
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read("environment")
@@ -169,7 +169,7 @@ class StoredLedger:
         if os.getpid() != self._process:
             return  # after a fork the writer is the parent's
         self._closed = True
-        self._forgotten.detach()
+        self._finalizer.detach()
         self._writer.stop()
         await self._writer.ended()
 

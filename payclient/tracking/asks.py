@@ -133,7 +133,7 @@ class OpenAsks:
     # --- The index
 
     def follow(self, record: Record) -> Followed | None:
-        """Follow an open ask and return it, the same object for each call; None if it is decided."""
+        """Follow an open ask and return it, the same object for each call. None: it is decided, or was replaced."""
         ask = self._asks.get(record.client_transaction_id)
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:

@@ -115,7 +115,8 @@ class Confirmer:
         """
         if self.confirms:
             async for record in unpaid_since(self._asks.ledger, self._clock.time() - seconds):
-                await self.recover([record] if is_abandoned(record) else [])
+                if is_abandoned(record):
+                    await self.recover([record])
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.

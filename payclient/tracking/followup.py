@@ -182,8 +182,8 @@ class Followed(Scheduled):
     def next_candidate(self) -> int | None:
         """Return the candidate id of the next query; None: it goes by the client transaction id.
 
-        The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
-        of them is queried once more.
+        Queries by a candidate id, the least queried first, alternate with those by the client transaction id. After the
+        first proof of absence every candidate is queried once, before the second proof.
         """
         if self.absent_at is None and self.by_client_id_next:
             return None

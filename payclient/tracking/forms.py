@@ -134,9 +134,9 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = lifetime
         self._keeps = keeps
-        #: Set where links may be dead, or die before those that were the next to die.
-        self._died = asyncio.Event()
-        asks.on_form_decided = self._died.set
+        #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links may be the next to die.
+        self._changed = asyncio.Event()
+        asks.on_form_decided = self._changed.set
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
@@ -150,23 +150,23 @@ class KeptLinks:
             )
         except LedgerError as error:
             self._asks.late.failed(error)
-        self._died.set()
+        self._changed.set()
 
     async def delete_dead(self) -> None:
         """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept."""
         clock = self._asks.clock
         while True:
-            self._died.clear()
+            self._changed.clear()
             try:
                 until = await self._asks.ledger.drop_links(clock.time())
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
                 until = clock.time() + AGAIN
             if until is None:
-                await self._died.wait()
+                await self._changed.wait()
             else:
                 with suppress(TimeoutError):
-                    await within(clock, max(until - clock.time(), 0.0), self._died.wait())
+                    await within(clock, max(until - clock.time(), 0.0), self._changed.wait())
 
 
 def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:

@@ -231,19 +231,20 @@ class Leases:
             raise
 
     async def _compare(self) -> None:
-        """Release the asks that others took over meanwhile, and follow the held ones that are not followed."""
-        self._just_added.clear()
+        """Leave the asks whose lease another process has taken, and follow those held here that nobody follows."""
+        self._just_added.clear()  # filled by `add` while the ledger is read
         held = await self._ledger.held()
         self._ours = held | self._just_added
         for ask in self._poller.asks.all():
             if not ask.elsewhere and not self.is_here(ask.record.client_transaction_id):
                 self._poller.asks.leave_to_others(ask)
-        lost = [each for each in held if (known := self._poller.asks.find(each)) is None or known.elsewhere]
-        for begin in range(0, len(lost), PAGE):
-            records = await self._ledger.get_many(lost[begin : begin + PAGE])
-            await self._take_over([each for each in records.values() if self._is_lost(each)])
+        find = self._poller.asks.find
+        unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
+        for begin in range(0, len(unfollowed), PAGE):
+            records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
+            await self._take_over([each for each in records.values() if self._must_follow(each)])
 
-    def _is_lost(self, record: Record) -> bool:
+    def _must_follow(self, record: Record) -> bool:
         if record.state is State.SENDING:
             # Our own permit: its answer could not be written, or it is being sent right now.
             return self._poller.clock.time() - record.created_at > self._sending_after

@@ -402,9 +402,9 @@ class Poller:
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
     def query_again(self, record: Record) -> None:
-        """Query once more an open ask that holds its purchase, if the queries of its wait are over.
+        """Query an open ask that keeps another one of its purchase from being sent, if its own queries are used up.
 
-        An expired ask that another process follows is queried, too: nobody here knows whether it has queries left.
+        An expired ask that another process follows is queried, too: its record does not show how many are left.
         """
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:

@@ -84,12 +84,14 @@ async def look_back(poller: Poller) -> None:
 
 
 async def _look_back(poller: Poller) -> None:
+    """Confirm abandoned forms, and plan one more query of each other unpaid attempt that needs it."""
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     if not confirmer.confirms and not poller.policy.can_query:
         return
     async for record in unpaid_since(ledger, now - max(LOOK_BACK, poller.policy.links_life)):
         if confirmer.confirms and record.kind == "form":
-            await confirmer.recover([record] if is_abandoned(record) else [])
+            if is_abandoned(record):
+                await confirmer.recover([record])
         elif (due := await _query_due(ledger, record, poller.policy.absent_after, now)) is not None:
             poller.recheck(record, after=max(due - now, 0.0))
 

@@ -152,7 +152,10 @@ class ReturnedForm(Scheduled):
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, current: Confirmation | None, now: float, *, settled: bool, wait: float) -> bool:
-        """Note the end of a request; the next comes after `wait` seconds or more. Return whether its id is given up."""
+        """Note the end of a request; the next comes after `wait` seconds or more. `settled`: its id needs no other.
+
+        Returns whether the id is given up, because its window is over.
+        """
         if self.record.state in OVER:
             self.close()
         if current is None or not current.open:
@@ -164,7 +167,7 @@ class ReturnedForm(Scheduled):
         elif current.is_answered or current.transaction_id is None:
             current.open = now - current.begun <= self.window
         elif all(now - each.begun > self.window for each in self.all_open()):
-            # The ids that have waited for its answer were not confirmed in time either.
+            # The other ids had to wait for its answer (`_next`): all are given up together, after the last window.
             self.close()
         current.wake()
         return not settled and not current.open

@@ -249,9 +249,9 @@ class Tracker:
         return await self._forms.live(key, make_request, margin)
 
     async def purchase(self, key: str) -> Purchase:
-        """Return what is known of a purchase: whether it is paid, how much was collected, and all of its asks.
+        """Return what is known of a purchase: whether it is paid, how much was collected, and each of its asks.
 
-        Raises `InvalidRequestError` for what no purchase can be called: another key that looks the same may be paid.
+        Raises `InvalidRequestError` where `key` is not a valid key: it may look the same as that of a paid purchase.
         """
         self._poller.asks.check_open()
         check_purchase(key)

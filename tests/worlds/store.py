@@ -185,7 +185,7 @@ class WorldLedger(SqliteLedger):
 
     def __init__(self, process: Process, store: Store) -> None:
         super().__init__(LoopWriter(process, store), store.digest_key)
-        self._forgotten.detach()
+        self._finalizer.detach()
         self._world = process.world
 
     def unfinished(self) -> AsyncIterator[Record]:

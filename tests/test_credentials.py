@@ -286,6 +286,19 @@ async def test_a_number_decides_nothing_for_another_token(service: Accounts, the
         assert (await (await pending_of(tracker)).check()).paid is (ours == "Aceptado")
 
 
+async def test_a_number_corrects_nothing_for_another_token(service: Accounts) -> None:
+    """Our sale was cancelled; another account's transaction has its number and amount, and is paid."""
+    await sold(service)
+    service.decide("Cancelado")
+    assert (await ended(service, "token-1")).paid is False
+    other = await another(service, "another-1")
+    other.decide("Aceptado")
+    async with under(other, "token-2") as tracker:
+        await tracker.notify(hint())
+        await service.clock.advance(100)
+        assert (await pending_of(tracker)).outcome.paid is False
+
+
 async def test_a_rotated_token_decides_by_short_reports(service: Accounts) -> None:
     """A report without our client transaction id proves no account, and the query by that id finds the sale."""
     await sold(service)

@@ -47,9 +47,9 @@ class Credentials:
         self._finds: set[tuple[bytes, bytes]] = set()
 
     def learn(self, record: Record, transaction_id: int | None, token_digest: bytes) -> None:
-        """Note that the token in use found a transaction, with this attempt's client transaction id.
+        """Note that the token in use found this attempt, if the id of the transaction that it found is the attempt's.
 
-        Only if the transaction is the attempt's own: another account may have the same number, or the same id.
+        The report named the attempt's client transaction id: either id alone may be another account's as well.
         """
         if record.credentials and transaction_id is not None and transaction_id == record.transaction_id:
             self._finds.add((self.keyed(token_digest), record.credentials))
@@ -265,12 +265,12 @@ class AnswerReader:
         by_id = (
             self.policy.by_transaction_id and (record.transaction_id or self.query.candidate_id) is not None
         )
-        is_settled = record.state.decided and record.state is not State.ACCEPTED
-        if is_settled or not by_id or not self.policy.proves_absence:
+        if not by_id or not self.policy.proves_absence:
             return False
         if report.state == "Aceptado":
             return report.client_transaction_id is None and not self._can_see()
-        return report.state == "Cancelado"
+        is_known_unpaid = record.state.decided and record.state is not State.ACCEPTED
+        return report.state == "Cancelado" and not is_known_unpaid
 
     def all_transactions(self, report: StatusReport | None) -> Reading:
         """Read the answer to a second query, by client transaction id; `query` is the first, by transaction id.

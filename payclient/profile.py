@@ -188,7 +188,7 @@ def _setting(validator: Validator) -> Any:
 
 
 def _to_mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Turn the lists of a table into tuples, which TOML does not have."""
+    """Return a read-only copy of a table, with tuples in the place of lists."""
     if not isinstance(value, Mapping):
         return value
     return MappingProxyType(

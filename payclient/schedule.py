@@ -120,6 +120,7 @@ class Attentive:
     target_delay: float | None = None
     max_queries: float | None = None
     window: float = NORMAL_WINDOW
+    #: From one query to the next, the part of the routine queries of a whole window.
     _price: float = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -146,7 +146,7 @@ class Rule:
     computed: str = ""
 
     def condition(self, name: str) -> str:
-        """Write the quick check of a field of this name."""
+        """Return the quick check of a field of this name, as an expression."""
         quick = f"type({name}) is {name}_kind"
         if self.quick and not self.is_code:
             quick += f" and {self.quick.format(name, f'{name}_object')}"

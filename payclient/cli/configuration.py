@@ -75,9 +75,8 @@ class Configuration:
         if found is None and self.batch is not None:
             raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
         me = os.geteuid() if hasattr(os, "geteuid") else 0
-        if (
-            found is not None and me != 0 and found.stat().st_uid not in (0, me)
-        ):  # root trusts all, as in containers
+        # Root trusts all, as in containers.
+        if found is not None and me != 0 and found.stat().st_uid not in (0, me):
             raise ConfigurationError(
                 f"{found}: belongs to another user, who could send your token anywhere: give --config to use it all "
                 "the same; nothing was sent"

@@ -59,7 +59,7 @@ def simulate(
     :param account: NAME=TOKEN, for each account: each token finds its own account's sales only.
     :param answers: What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.
     :param seed: Another seed, other answers and other faults.
-    :param delay: Seconds that half of the customers need, or less.
+    :param delay: Seconds within which half of the customers answer.
     :param set_: NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB,
         registered_domains=shop.localhost, external_notification_url=http://shop.localhost:8000/told, least_amount=100,
         notification_names=id,clientTransactionId, cors=true, sale_window=30.

@@ -123,9 +123,8 @@ class Batch:
             await self._write(database)
         finally:
             for each in self.writes:
-                after = self.answers.get(
-                    each, each.after
-                )  # without an answer it may be on record all the same
+                # Without an answer the write may be on record all the same.
+                after = self.answers.get(each, each.after)
                 is_paid = isinstance(after, Record) and after.state is State.ACCEPTED
                 if is_paid and each.record.state is not State.ACCEPTED:
                     self._paid.append(each)

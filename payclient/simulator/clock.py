@@ -87,6 +87,7 @@ class _JumpTimer:
         if self.done:
             return
         left = self.when - self.clock.monotonic()  # a loop's own clock may count from another start
+        # Without a handle this is the call of `call_at`, in which no callback may run.
         if self.handle is not None:
             self.handle.cancel()
             if left <= 0:

@@ -108,7 +108,7 @@ class MerchantApi:
         status, headers = 200, {}
         try:
             account = self._account(request, operation)
-            if is_query and (wait := self._wait()) > 0:
+            if is_query and (wait := self._count_query()) > 0:
                 headers["Retry-After"] = str(math.ceil(wait))
                 raise RefusalError(None, "throttled")
             books.timetable.run_due()
@@ -140,8 +140,8 @@ class MerchantApi:
             raise RefusalError(None, "unauthorized")
         return account
 
-    def _wait(self) -> float:
-        """Return 0 if a query is answered now, else the seconds until the next one is."""
+    def _count_query(self) -> float:
+        """Count a query that is answered and return 0; beyond the limit, return the seconds until the next one is."""
         if (most := self._books.settings.queries_per_minute) is None:
             return 0.0
         now = self._books.clock.monotonic()

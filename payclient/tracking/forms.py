@@ -195,9 +195,8 @@ class Forms:
         """Prepare a form under a client transaction id of its own."""
         attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
-        if (
-            attempt.result is None or attempt.record is None
-        ):  # a closing tracker ended it: nobody has its links
+        if attempt.result is None or attempt.record is None:
+            # A closing tracker ended it: nobody has its links.
             raise TrackerClosedError(
                 "the tracker was closed before the form's links came; prepare another form",
                 client_transaction_id=request.client_transaction_id,

@@ -301,12 +301,12 @@ class Poller:
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
         if isinstance(item, Followed):
-            checked = self._starting.pop(item, None)
-            if item.task is None and self.asks.has(item) and (checked or not item.elsewhere):
+            started = self._starting.pop(item, None)  # a caller waits for this query, whoever follows the ask
+            if item.task is None and self.asks.has(item) and (started or not item.elsewhere):
                 self.rate.note_request(now)
                 self._run(item, self._follow_up(item, queries=True), self._requests)
-            if checked is not None:
-                checked.set()
+            if started is not None:
+                started.set()
         elif isinstance(item, ReturnedForm) and item.task is None:
             self.rate.note_request(now)
             self._run(item, self.confirmer.request(item, now), self._requests)

@@ -69,11 +69,11 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 
 
 async def look_back(poller: Poller) -> None:
-    """Go on with what was cancelled or refused within `LOOK_BACK` or the life of links, and may be paid all the same.
+    """Go on with attempts that were cancelled or refused not long ago, and may be paid all the same.
 
-    A process may have ended before it had the answer to the confirmation of a form that was paid after its customer had
-    given it up; or to the query of a decided attempt that was notified, or was refused as existing. A busy day takes
-    seconds to read: this goes on while the tracker is open, and begins again where the ledger fails.
+    A process may have ended before one of two answers came: to the confirmation of a form that its customer had given
+    up, and paid later; or to the last query of an attempt that was notified, or was refused as existing. A busy day
+    takes seconds to read, so this runs while the tracker is open, and begins again where the ledger fails.
     """
     while True:
         try:

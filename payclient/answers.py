@@ -239,7 +239,7 @@ class Answer:
         """Whether a transaction id is in the body, or cannot be ruled out: the body is veiled, too long or not JSON."""
         body, coding = self.response.body, self.response.header("content-encoding") or "identity"
         is_compressed = bool(body) and coding.strip().lower() != "identity"
-        # Of two bytes a letter, or with letters as escapes, it does not show its names either.
+        # A body with two bytes a letter, or with letters as escapes, does not show its names either.
         if is_compressed or b"\0" in body or (b"\\u00" in body and _ESCAPED_LETTER.search(body)):
             return True
         lowered = body.lower()

@@ -178,7 +178,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _body(body: bytes, content_type: str) -> Iterable[tuple[str, str]]:
-    """Return the names and values of a body, which is JSON or a web form; of files none."""
+    """Return the names and values of a body, which is JSON or a web form; none of a form with files."""
     kind = content_type.partition(";")[0].strip().lower()
     if not body.strip() or kind.startswith("multipart/"):
         return ()

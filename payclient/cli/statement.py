@@ -123,7 +123,7 @@ def _rows(
     name: str, file: Records, options: StatementOptions
 ) -> tuple[list[tuple[int, dict[str, Any]]], list[int], list[RowError]]:
     """Return the cells of each line by their fields, the lines at the end that name no payment, such as a total, and
-    the lines without cells.
+    the faults of lines that cannot be read.
     """
     rows, unnamed, faults = list[tuple[int, dict[str, Any]]](), list[int](), list[RowError]()
     for line, names, cells, *_ in file.records:

@@ -113,9 +113,9 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Write what is left, unless Ctrl-C ends that, and replace a stream that cannot be flushed.
+    """Write what is left, unless Ctrl-C ends that, and send a stream that cannot be flushed to nowhere.
 
-    The interpreter would exit with 120.
+    Otherwise the interpreter would fail to flush the stream at its end, and exit with 120.
     """
     with suppress(KeyboardInterrupt):
         for name in _unsent:

@@ -135,11 +135,11 @@ class Format(Layout):
         super().__attrs_post_init__()
         if self.decimal_mark is not None and self.amounts != "decimal":
             raise ConfigurationError("a decimal mark needs --amounts decimal")
-        if self.columns[KEY] != self.key != KEY:
+        if self.key not in (KEY, self.columns[KEY]):
             raise ConfigurationError(
                 "--key and --map client_transaction_id name two columns: give one of them"
             )
-        _ = self.constants
+        _ = self.constants  # raises where `set` is wrong
 
     @cached_property
     def columns(self) -> dict[str, str]:

@@ -226,7 +226,7 @@ class Confirmer:
         self._end_request(form, current, settled, wait)
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation | None) -> None:
-        """Write the transaction id that is confirmed next to the ledger, unless the ledger has it already.
+        """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.
 
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
@@ -352,10 +352,10 @@ class Confirmer:
             self._poller.queries.warn_once("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {current.transaction_id}: no such transaction"
-        # From another account "no such transaction" proves nothing about a confirmation sent from ours.
-        closed = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
+        # The id no longer keeps a closed form's purchase. From another account "no such transaction" proves nothing.
+        drops = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
         event = Conflicted(
-            at=self._clock.time(), what=what, candidate_id=current.transaction_id if closed else None
+            at=self._clock.time(), what=what, candidate_id=current.transaction_id if drops else None
         )
         form.record = await self._asks.write(form.record, event)
         return True

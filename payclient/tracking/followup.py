@@ -461,7 +461,7 @@ class Policy:
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
-        # The two kinds of query take turns, or candidates alone do: theirs then stands for the one `_proof` waits for.
+        # Where candidates do not alternate with our own id, a query by one counts as the query that `_proof` waits for.
         ask.by_client_id_next = candidate_id is not None and self.proves_absence
         if not ask.by_client_id_next:
             ask.client_queried_at = now

@@ -228,7 +228,7 @@ class PendingSale:
         return await self._learn(await self._poller.check(self._now()))
 
     async def _learn(self, outcome: Outcome) -> Outcome:
-        """Return the outcome, which the handle says too from now on: what is decided was followed no more."""
+        """Return the outcome, and take its record into this handle, whose own ask may be followed no more."""
         if outcome.state is not self.state:
             with suppress(LedgerError, UsageError):  # also where the tracker that made the handle is closed
                 newest = await self._poller.asks.ledger.get(self.client_transaction_id)

@@ -151,7 +151,7 @@ class Poller:
             self.asks.learn(ask, record)  # removes an ask that was open here until now
             ask = self.asks.find(record.client_transaction_id)
         if ask is None:
-            # Open is a refusal that the ledger could not take yet.
+            # An open record here is a refusal that the ledger could not take yet.
             ask = self.asks.follow(record) or self.asks.add(record)
         if ask.record.attempt > record.attempt:
             return  # a newer attempt has been sent since

@@ -126,6 +126,7 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
     last = history[-1]
     if last.event == Notified.__name__:
         return notified_at
+    # `Refused.exists`: once more, for an index that lags.
     return decided_at + absent_after if json.loads(last.detail or "{}").get("exists") else None
 
 

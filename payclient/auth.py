@@ -84,6 +84,7 @@ class TokenFile:
         try:
             token = self._path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
+            # The token itself may have been given where its file is wanted: a name that may be one is not shown.
             is_named = len(self._path.name) < _LONG_NAME and os.path.isdir(self._path.parent)
             name = self._path if is_named or os.path.exists(self._path) else "***"
             raise ConfigurationError(f"the token file {name} cannot be read: {error.strerror}") from None

@@ -448,7 +448,7 @@ class Charges(Iterator[ChargeResult]):
         return self._charges.pending
 
     async def _want_or_arrival(self, fed: bool) -> bool:
-        """Wait until the batch wants a request or has a result. True: it wants one; once `fed`, a result is first."""
+        """Wait until the batch wants a request or has a result. True: it wants one. Once `fed` a result goes first."""
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._charges))
         wanted = asyncio.ensure_future(self._wanted.wait())

@@ -228,7 +228,7 @@ def _one_id(operation: str, transaction_id: object, client_transaction_id: objec
 
 def _check_id(name: str, value: object) -> None:
     if name == "transaction_id":
-        fault = None if is_id(value) else "is an int from 1 to 2**63 - 1"
+        fault = None if is_id(value) else "must be an int from 1 to 2**63 - 1"
     else:
         good = isinstance(value, str) and value.strip() and text_fault(value) is None and value not in DOTS
         fault = None if good else "must be a client transaction id"

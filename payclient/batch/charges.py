@@ -148,7 +148,7 @@ class Charges(AsyncIterator[ChargeResult]):
         start(work, self._tasks).add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """End the batch where a task failed, or was cancelled by others: it took its row along."""
+        """End the batch where a task failed, or was cancelled by others: its row would never have a result."""
         if self._exited:
             return
         if task.cancelled():
@@ -327,7 +327,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._start(self._finish(sent))
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
-        """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
+        """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""
         unread: LedgerError | None = None
         if row.refused or (self._shares and self.stopped is not None):
             # Its sale may have been found paid since, or sent by another process.

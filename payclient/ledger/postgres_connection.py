@@ -200,10 +200,8 @@ class Server:
                 f"the ledger must have schema version {VERSION}, and has version {row[1]}: another release of "
                 "payclient made it; nothing was changed"
             )
-        if (
-            not {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
-            >= self._names
-        ):
+        present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
+        if not present >= self._names:
             raise ConfigurationError(
                 "the ledger lacks a table, an index, a function or a trigger that it was made with"
             )

@@ -335,7 +335,8 @@ def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Rec
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     before = attempts[record.attempt - 1]
     after = advance(before, event)
-    if before.state is State.REFUSED is not after.state and record.attempt < len(attempts):
+    is_corrected = before.state is State.REFUSED and after.state is not State.REFUSED
+    if is_corrected and record.attempt < len(attempts):
         raise TransitionError(
             f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now",
             client_transaction_id=record.client_transaction_id,

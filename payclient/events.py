@@ -165,10 +165,13 @@ class Expired(Event):
     evidence = Evidence.CLOCK
 
 
+@attrs.frozen(kw_only=True)
 class Exhausted(Event):
     """The last query was made and decided nothing: the ask no longer keeps others of its purchase from being sent."""
 
     evidence = Evidence.LAST_QUERY
+    #: True where no status can be queried, so that none was. A process that can query does so before another ask.
+    unqueried: bool | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -271,6 +271,27 @@ async def test_an_expired_push_ends_without_a_status_source_too(service: FakeSer
         await tracker.sale(sale("second"), purchase="cart")
 
 
+async def test_an_expired_push_that_nobody_could_query_is_queried_before_another(
+    service: FakeService,
+) -> None:
+    """A process without a status source freed the purchases; another one has a source, and asks it first."""
+    ledger, ids = MemoryLedger(), ("approved", "ignored")
+    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+        for identifier in ids:
+            await tracker.sale(sale(identifier), purchase=f"cart of {identifier}")
+        service.decide("Aceptado")
+        await service.clock.advance(400)
+    async with tracking(service, ledger) as tracker:
+        service.status_scripts = [reset] * 2
+        for identifier in ids:
+            await held_by(tracker, f"cart of {identifier}")
+        await service.clock.advance(5)
+        service.status_scripts.clear()
+        await collected_by(tracker, "cart of approved")
+        await tracker.sale(sale("second"), purchase="cart of ignored")
+    assert service.posted == {"approved": 1, "ignored": 1, "second": 1}
+
+
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
     """Approved or rejected, the notification does not say: only a person can free the purchase, in any process."""
     ledger = MemoryLedger()

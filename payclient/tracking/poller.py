@@ -336,7 +336,7 @@ class Poller:
                 if queries:
                     report = await self.queries.query(ask, self.policy.next_query(ask, now))
                 if self.policy.is_over(ask, now):
-                    await self.asks.apply(ask, Exhausted(at=self.clock.time()))
+                    await self._exhaust(ask)
         except Exception as error:  # an error of ours or of a status source must not end the poller
             identifier = ask.record.client_transaction_id
             log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)
@@ -344,6 +344,12 @@ class Poller:
         finally:
             self._ended(ask)
         return report
+
+    async def _exhaust(self, ask: Followed) -> None:
+        """Write that the ask no longer keeps others of its purchase from being sent."""
+        await self.asks.apply(
+            ask, Exhausted(at=self.clock.time(), unqueried=not self.policy.can_query or None)
+        )
 
     async def _bring_up_to_date(self, ask: Followed, now: float) -> None:
         """Write an expiry that is due. Reread a decided ask: a newer attempt may have taken its place."""
@@ -413,6 +419,27 @@ class Poller:
             self._start(self._query_soon(ask), self._works)
         elif ask.exhausted:
             self.notified(record, again=True)
+
+    async def query_unqueried(self, record: Record) -> Record | None:
+        """Query an ask that ended unqueried, because its process could query no status, and return its record.
+
+        None: it was queried before, or just now, and may be asked beside.
+        """
+        can_query = self.policy.can_query and self.policy.follows(record)
+        if record.state is not State.EXPIRED or is_presumed(record) or not can_query:
+            return None
+        ends = [
+            change
+            for change in await self.asks.ledger.history(record.client_transaction_id)
+            if change.event == Exhausted.__name__
+        ]
+        if not any(change.detail for change in ends[-1:]) or (ask := self.asks.follow(record)) is None:
+            return None
+        await self._query_soon(ask)
+        if ask.record.state is State.EXPIRED and ask.is_answered:
+            await self._exhaust(ask)
+            return None
+        return None if ask.record.state is State.CANCELLED else ask.record
 
     def _may_query_now(self) -> bool:
         """Return whether a query may be made at all, and the service does not want a pause."""

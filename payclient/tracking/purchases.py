@@ -88,10 +88,15 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
 async def check_free(poller: Poller, refusals: Refusals, new: Record, asks: list[Record]) -> list[Record]:
     """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
 
-    A sale that was refused, and notified all the same, is queried first: it may be paid. Returns the refused sales.
+    A sale that was refused, and notified all the same, is queried first: it may be paid. So is an ask that expired
+    where no status could be queried. Returns the refused sales.
     """
     if holder := find_holder(poller, asks, new):
         raise refusal_of(poller, holder)
+    for each in asks:
+        unqueried = await poller.query_unqueried(each)
+        if unqueried is not None:
+            raise refusal_of(poller, unqueried)
     newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
     newest.pop(new.client_transaction_id, None)  # queried already, where it was refused
     refused = [each for each in newest.values() if each.state is State.REFUSED]

@@ -604,6 +604,7 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
 @pytest.mark.parametrize(
     ("said", "word", "paid"),
     [
+        (lambda: answer(200, True), "Approved", True),
         (lambda: refusal(25, 2029), "Approved", True),
         (reset, "Approved", True),
         (lambda: answer(200, "true"), "Approved", True),
@@ -611,10 +612,10 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
         (reset, None, None),
     ],
 )
-async def test_after_a_withdrawal_that_is_not_acknowledged_the_status_tells(
+async def test_what_the_status_tells_after_a_withdrawal_goes_before_its_answer(
     service: FakeService, said: Said, word: str | None, paid: bool | None
 ) -> None:
-    """Too late, or the answer is lost: the customer may have been quicker, and may still answer. None: no query."""
+    """Done, too late or unanswered: the customer may have been quicker, and may still answer. None: no query."""
     profile = PROFILE if word else attrs.evolve(PROFILE, status=None, confirm=None)
     async with selling(service, profile=profile) as (tracker, pending):
         service.sales[1000]["transactionStatus"] = word

@@ -359,15 +359,24 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Account
     assert (outcome.paid, outcome.evidence) == (False, Evidence.ABSENT)
 
 
-async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(service: Accounts) -> None:
+@pytest.mark.parametrize("is_seen", [False, True], ids=["by this query", "by another query"])
+async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
+    service: Accounts, is_seen: bool
+) -> None:
     """A repeated POST is answered by 2061; the token is renewed, and another account's finds nothing."""
     tokens = chain(["token-1"], repeat("token-2"))
 
     async def token() -> str:
         return next(tokens)
 
-    service.scripts = [posted(1, when(lambda: service.accounts.pop("token-1"), refuses(22, 2061)))]
+    async def expires() -> None:
+        del service.accounts["token-1"]
+        if is_seen:
+            await asyncio.create_task(other.check())  # is answered 401
+
     async with under(service, token) as tracker:
+        other = await tracker.sale(push("order-18"))
+        service.scripts = [posted(1, when(expires, refuses(22, 2061)))]
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 

@@ -609,6 +609,23 @@ async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeServic
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_refused_sale_sent_again_without_its_purchase_is_paid_by_another_of_it(
+    service: FakeService,
+) -> None:
+    """Another refused push of the purchase was notified, and is queried first: it is paid, and nothing is sent."""
+    service.scripts = [refuses(800), posted(1, refuses(800))]
+    async with tracking(service) as tracker:
+        for identifier in ("order-17", "another"):
+            await error_of(payclient.RefusedError, tracker.sale(sale(identifier), purchase="cart"))
+        service.decide("Aceptado")
+        service.status_scripts = [reset] * 20
+        await tracker.notify(hint(1000, "another"))
+        await service.clock.advance(5)
+        service.status_scripts = []
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale()))
+    assert service.posted == {"another": 1}
+
+
 async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(service: FakeService) -> None:
     """The index lists the cancelled one alone; as that answer is on its way, another process finds the other paid."""
     one = SharedLedger()

@@ -393,6 +393,23 @@ async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(ser
     assert not service.posted
 
 
+async def test_another_accounts_not_found_frees_no_notified_refusal(service: Accounts) -> None:
+    """A copy of the refused request was paid: under another token it is not found, and nothing is sent again."""
+    service.scripts = [refuses(22, 2061)]
+    async with under(service, "token-1") as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    service.add_sale(state="Aceptado")
+    service.owners[1000] = "shop"
+    async with under(service, "token-2") as tracker:
+        await tracker.notify(hint())
+        await error_of(
+            payclient.NotSentError, tracker.sale(sale()), match="not found under other credentials"
+        )
+    assert not service.posted
+    async with under(service, "token-1") as tracker:
+        assert (await tracker.sale(sale())).state is State.ACCEPTED
+
+
 async def test_a_candidates_not_found_under_another_token_counts_for_nothing(service: Accounts) -> None:
     """Absence needs each candidate not found under a token that may say so."""
     await sold(service, lost_answer)

@@ -248,14 +248,20 @@ class Refusals:
         except Exception as failed:  # a user's own source may raise anything
             words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
-        if report is None:
-            return None
-        if self._queries.source is None and not self._queries.can_see(before):
+        doubts = report is not None or before.notified_at is not None
+        if doubts and self._queries.source is None and not self._queries.can_see(before):
+            found = "not found" if report is None else "found"
             raise NotSentError(
-                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
+                f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it",
                 client_transaction_id=identifier,
             )
-        before = await self._write_found(before, report)
+        if report is None:
+            return None
+        return await self._find_ended(await self._write_found(before, report), report)
+
+    async def _find_ended(self, before: Record, report: StatusReport) -> Record | None:
+        """Return the record of a refused attempt that was found paid; None where what was found is over, unpaid."""
+        identifier = before.client_transaction_id
         if report.state in ("Pendiente", None):
             raise CustomerBusyError(
                 "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier

@@ -15,7 +15,7 @@ import pytest
 import payclient
 from cutting_proxy import cutting_proxy
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE, FakeService, events_of, hint, pending_of, sale, tracking
+from fake_service import PROFILE, FakeService, events_of, hint, pending_of, record_in, sale, tracking
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -155,6 +155,30 @@ async def test_with_nobody_to_ask_a_notification_ends_all_waits(service: FakeSer
         await begun(second)
         await first.tracker.notify(hint())
         assert (await soon(waiting)).paid is None
+
+
+async def test_what_expired_unqueried_is_queried_a_day_later_by_who_can(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process had no status source, and is gone; the one of the next release has."""
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger, blind = SharedLedger(), attrs.evolve(PROFILE, status=None)
+    async with tracking(service, ledger, blind) as first:
+        await first.sale(sale())
+        service.decide("Aceptado")
+        waiting = asyncio.ensure_future((await pending_of(first)).wait())
+        assert (await passing(service, waiting)).state is State.EXPIRED
+        await until(
+            lambda: asyncio.sleep(0, ledger.holders["order-17"][1] > service.clock.monotonic() + 3600)
+        )
+
+    async def paid() -> bool:
+        await service.clock.advance(60)
+        return (await record_in(ledger)).state is State.ACCEPTED
+
+    async with tracking(service, SharedLedger(ledger)):
+        await service.clock.advance(86_400)
+        await until(paid)
 
 
 async def test_a_deaf_listener_loses_nobody(

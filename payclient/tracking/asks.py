@@ -25,7 +25,7 @@ from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
-from payclient.tracking.leases import A_YEAR, LEASE, Leases
+from payclient.tracking.leases import A_DAY, A_YEAR, LEASE, Leases
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
@@ -209,7 +209,9 @@ class OpenAsks:
             self.wake(ask, exhausted=True)
             when = self.policy.background_look(ask, now)
             if self.leases is not None and ask.record.state is State.EXPIRED:
-                seconds = A_YEAR if when is None else when - now
+                seconds = when - now if when is not None else A_YEAR
+                if not self.policy.can_query:  # another process may query it: after an upgrade, say
+                    seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
                 self.leases.defer(ask.record.client_transaction_id, seconds)
         if when is not None:
             self.due.put(ask, when)

@@ -50,7 +50,7 @@ class Receipt(enum.StrEnum):
     DUPLICATE = "duplicate"
     #: Our POST has no answer yet; routine in practice.
     EARLY = "early"
-    #: The sale is decided: queried once more, perhaps for a correction.
+    #: The sale is decided: queried once more, perhaps for a correction. An archived one takes none: it is logged.
     LATE = "late"
     #: Not a sale of this ledger: nothing is queried, written or kept.
     UNMATCHED = "unmatched"

@@ -22,6 +22,7 @@ from fake_service import (
     FakeService,
     error_of,
     hint,
+    outcome_of,
     pending_of,
     posted,
     record_in,
@@ -46,6 +47,7 @@ from payclient.ledger import archive as archives
 from payclient.ledger.postgres import PostgresDatabase
 from payclient.ledger.sqlite import SqliteDatabase
 from payclient.lifecycle import Record, State
+from payclient.notifications import Receipt
 from payclient.profile import PAYPHONE
 from postgres_server import PostgresServer
 from test_ledger import NOW, PATHS, brought, fresh, opened, took, url_of
@@ -121,6 +123,44 @@ async def test_an_archived_payment_is_not_given_back(url: str, tmp_path: Path) -
         paid = await pending_of(tracker, "order-1")
         assert "archived" in str(await error_of(UsageError, tracker.reverse(paid)))
         assert paid.outcome.paid is True
+    assert not service.begun
+
+
+@pytest.mark.parametrize("state", [State.ACCEPTED, State.CANCELLED])
+async def test_an_archived_sale_is_queried_where_it_is_notified(
+    url: str, tmp_path: Path, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repeated webhook raises nothing; a payment that the ledger cannot take any more is logged."""
+    service = FakeService()
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado" if state is State.ACCEPTED else "Cancelado")
+        assert (await outcome_of(service, pending)).state is state
+    await archive_ledger(url, service.clock.time() + 1, tmp_path / "archive")
+    service.decide("Aceptado")
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        asked = len(service.queried_at)
+        caplog.clear()
+        for _ in range(3):
+            assert await tracker.notify(hint()) is Receipt.LATE
+        await service.clock.advance(60)
+        assert len(service.queried_at) == asked + 1
+        assert ("order-17: cancelled, and yet accepted" in caplog.messages) is (state is State.CANCELLED)
+        assert (await record_in(ledger)).state is state
+
+
+async def test_an_archived_form_that_comes_back_is_what_it_was(url: str, tmp_path: Path) -> None:
+    """A page of months ago is loaded again."""
+    service = FakeService()
+    async with opened(url) as ledger:
+        form = attrs.evolve(fresh(), kind="form", links_dead_at=NOW + 20)
+        assert await ledger.permit(form)
+        for event in (Prepared(at=NOW, expires_at=NOW + 20), FoundCancelled(at=NOW + 9)):
+            form = await ledger.apply(form, event)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    async with opened(url) as ledger, tracking(service, ledger, PAYPHONE) as tracker:
+        outcome = await tracker.returned("id=7&clientTransactionId=order-1")
+        assert outcome.state is State.CANCELLED
     assert not service.begun
 
 

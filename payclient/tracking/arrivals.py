@@ -23,7 +23,14 @@ class Arrivals:
 
     async def notify(self, notification: Notification) -> Receipt:
         """Write a hint, and query at once; see `Tracker.notify`."""
-        receipt, confirmer = await self._notify(notification), self._poller.confirmer
+        ask, found = await self._find(notification.client_transaction_id)
+        if found is None:
+            return Receipt.UNMATCHED
+        if found.archived:  # it takes no more events: the query says in the log what the ledger cannot take
+            if self._may_note_another():
+                self._poller.recheck(found)
+            return Receipt.LATE
+        receipt, confirmer = await self._notify(notification, ask, found), self._poller.confirmer
         if confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
             if record is not None and record.kind == "form":
@@ -40,12 +47,9 @@ class Arrivals:
         # A newer attempt than the one that is known here may be on its way.
         return None, await self._ledger.get(client_transaction_id)
 
-    async def _notify(self, notification: Notification) -> Receipt:
+    async def _notify(self, notification: Notification, ask: Followed | None, record: Record) -> Receipt:
         """Write a hint unless it is repeated or comes too often, plan its query, and return its receipt."""
         transaction_id = notification.transaction_id
-        ask, record = await self._find(notification.client_transaction_id)
-        if record is None:
-            return Receipt.UNMATCHED
         named = (record.transaction_id, *record.candidate_ids)
         if record.notified_at is not None and transaction_id in named:
             # A repetition is not written, but queried: the first one may have been forged, and this one not.

@@ -65,7 +65,7 @@ class Confirmer:
             what = "the form could not be used: is it opened from the registered domain?"
             log("warning", "form_unusable", record.client_transaction_id, what)
         transaction_id = back.transaction_id
-        is_over = record.state in OVER or record.state is State.REFUSED
+        is_over = record.archived or record.state in OVER or record.state is State.REFUSED
         if is_over or (transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._form(record)

@@ -424,6 +424,16 @@ async def test_a_refused_push_that_was_notified_is_queried(service: FakeService,
         await tracker.sale(sale("another"), purchase="cart")
 
 
+async def test_a_push_that_was_refused_as_existing_is_queried_before_another(service: FakeService) -> None:
+    """The index lagged when it was refused: what a proxy had sent first is listed, and paid, a moment later."""
+    service.scripts = [refuses(22, 2061)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale(), purchase="cart"))
+        service.add_sale()
+        assert (await collected_by(tracker, "cart")).outcome.client_transaction_id == "order-17"
+    assert not service.posted
+
+
 async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:
     """Whoever charges a refused id again need not say what it was for."""
     service.scripts = [refuses(22)]

@@ -88,7 +88,7 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
 async def check_free(poller: Poller, refusals: Refusals, new: Record, asks: list[Record]) -> list[Record]:
     """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
 
-    A sale that was refused, and notified all the same, is queried first: it may be paid. So is an ask that expired
+    A sale that was refused, and may exist all the same, is queried first: it may be paid. So is an ask that expired
     where no status could be queried. Returns the refused sales.
     """
     if holder := find_holder(poller, asks, new):
@@ -101,10 +101,9 @@ async def check_free(poller: Poller, refusals: Refusals, new: Record, asks: list
     newest.pop(new.client_transaction_id, None)  # queried already, where it was refused
     refused = [each for each in newest.values() if each.state is State.REFUSED]
     for each in refused:
-        if each.notified_at is not None:
-            paid = await refusals.find_refused(each)
-            if paid is not None:
-                raise refusal_of(poller, paid)
+        paid = await refusals.find_refused(each)
+        if paid is not None:
+            raise refusal_of(poller, paid)
     return refused
 
 

@@ -18,7 +18,6 @@ from payclient.lifecycle import Record
 from payclient.models import Notification, StatusReport
 from payclient.schedule import Schedule
 from payclient.session import PaySession
-from payclient.tracking import outcomes
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.followup import Followed, Scheduled, TransactionRef
 from payclient.tracking.poller import Poller
@@ -99,7 +98,7 @@ class Crowd:
             hint = Notification(transaction_id=number, client_transaction_id=record.client_transaction_id)
             late = now + after + 0.2
             asyncio.get_running_loop().call_at(late, lambda: asyncio.create_task(self.arrivals.notify(hint)))
-        outcome = await outcomes.wait(self.poller.asks, record, None)
+        outcome = await self.poller.handle(record).wait()
         self.lives[number] = self.clock.monotonic() - now
         if outcome.paid and after < WINDOW:
             self.delays[number] = self.clock.monotonic() - self.answers_at[number]

@@ -29,7 +29,6 @@ from payclient.lifecycle import Record, State, advance
 from payclient.models import Notification, StatusReport
 from payclient.schedule import Fixed, Schedule
 from payclient.session import PaySession
-from payclient.tracking import outcomes
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.followup import TransactionRef
 from payclient.tracking.poller import Poller
@@ -104,7 +103,7 @@ async def cpu(count: int, rounds: int) -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     # As a user's, but that nothing was due for all those meanwhile.
-    sales.policy.schedule = polling(clock, Forgetful()).policy.schedule
+    sales.policy._schedule = polling(clock, Forgetful()).policy._schedule
     ours, theirs = [], []
     for number in range(rounds):
         records = pending_sales(batch, first=count + number * batch)
@@ -261,7 +260,7 @@ async def waiter(count: int) -> None:
     times = []
     for record in asked:
         assert record.transaction_id is not None
-        wait = asyncio.create_task(outcomes.wait(sales.asks, record, None))
+        wait = asyncio.create_task(sales.handle(record).wait())
         await asyncio.sleep(0)
         began = time.perf_counter()
         await arrivals.notify(

@@ -200,7 +200,8 @@ class SaleRequest(_Charge):
         name = "nick_name" if self.by_nick_name is True else "phone_number"
         value = getattr(self, name)
         is_missing = value is None or (isinstance(value, str) and not value.strip())
-        if is_missing and type(self.by_nick_name) is bool:
+        has_fault = any(field_fault(name).message == detail.message for detail in found)
+        if is_missing and not has_fault and type(self.by_nick_name) is bool:
             found.append(field_fault(name, "must be given" if value is None else "must not be empty"))
         return found
 

@@ -204,6 +204,13 @@ async def test_both_limits_hold(service: FakeService) -> None:
     assert (most_in_flight, prompts.most) == (3, 7)
 
 
+async def test_a_sale_that_expired_leaves_its_place_to_another_customer(service: FakeService) -> None:
+    """Its last queries are still to come, and nobody reads a result until then."""
+    async with tracking(service) as tracker:
+        await run(service, tracker, rows(2), seconds=1000, each_second=silent, max_pending=1)
+    assert 300 <= service.posted_at["row-1"] < 303
+
+
 async def test_a_second_run_sends_nothing(service: FakeService) -> None:
     """The ledger knows every row; the results are the same."""
     ledger = MemoryLedger()

@@ -50,6 +50,15 @@ def test_of_what_is_due_the_least_tried_comes_first() -> None:
     assert form.next_request(10.0) is None
 
 
+def test_a_fresh_id_is_not_given_up_with_an_old_one() -> None:
+    """The window of each counts from when it came; those without an answer are given up together, after the last."""
+    form = returned()
+    old, fresh = form.begin(1, 0.0), form.begin(2, 200.0)
+    for now, is_given_up in ((301.0, False), (501.0, True)):
+        assert form.end_request(old, now, settled=False, wait=0.0) is is_given_up
+        assert (old.open, fresh.open) == (not is_given_up, not is_given_up)
+
+
 def test_one_a_second() -> None:
     """However many ids are due at once, and however quickly they are answered."""
     form, now, times = returned(), 0.0, []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_ledgers import FailingLedger, HookedLedger, SharedLedger
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
 from fake_service import (
     FakeService,
     Gate,
@@ -740,8 +740,10 @@ async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: F
         assert (await tracker.returned(back(0))).state is State.CANCELLED
         service.confirm_scripts, service.status_scripts = [silent] * 4000, [reset] * 4000
         await passing(service, tracker.returned(service.pay("form-1")))
+        said = (await held_by(tracker, "cart-1")).until
         await service.clock.advance(30 * 60)
         until = (await held_by(tracker, "cart-1")).until
+        assert until == said
         await error_of(payclient.PurchaseOpenError, tracker.sale(sale("cart-1")))
         assert until is not None
         assert until > service.clock.time()
@@ -749,6 +751,26 @@ async def test_a_closed_form_holds_its_purchase_until_it_is_confirmed(service: F
         await service.clock.advance(60)
         assert await state_of(service) is State.ACCEPTED
         await collected_by(tracker, "cart-1")
+
+
+async def test_what_a_query_found_is_on_record_before_a_later_try(service: FakeService) -> None:
+    """The ledger failed at the first one, which may be carried out: a process that takes over must know of it."""
+    ledger = HookedLedger(before={"FoundPending": once(disk_full)})
+    async with prepared(service, ledger=ledger):
+        service.pay("form-1")
+        service.confirm_scripts = [reset] * 1000
+        await service.clock.advance(120)
+        assert "FoundPending" in await events_of(ledger, "form-1")
+
+
+async def test_a_form_whose_expiry_is_not_written_holds_its_purchase(service: FakeService) -> None:
+    """Its links are dead, and its last queries are still to come."""
+    ledger = HookedLedger(before={"Expired": disk_full})
+    async with prepared(service, ledger=ledger) as tracker:
+        service.instead = lambda path: answer(500, {"message": "no"})
+        await service.clock.advance(1600)
+        assert (await record_in(ledger, "form-1")).state is State.PENDING
+        await held_by(tracker, "cart-1")
 
 
 @pytest.mark.parametrize("answered", ["not found", "declined"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
@@ -69,6 +69,24 @@ async def test_a_refused_attempt_is_shown_without_the_nexts_id(service: FakeServ
     assert first.created_at is not None
     assert second.created_at >= first.created_at + 10
     assert second.notified_at == second.created_at
+
+
+async def test_what_changes_as_the_feed_is_read_comes_out(service: FakeService) -> None:
+    """The read that found nothing has ended, and nothing waits for the next change yet."""
+    happening: list[Callable[[], Awaitable[object]]] = []
+
+    class Slow(MemoryLedger):
+        async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+            found = await super().changes(since, limit)
+            if happening:
+                await happening.pop()()
+            return found
+
+    async with tracking(service, Slow()) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        happening.append(pending.check)
+        assert (await asyncio.wait_for(anext(tracker.outcomes()), 2)).paid is True
 
 
 async def test_what_another_process_decided_comes_out(service: FakeService) -> None:

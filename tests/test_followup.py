@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +135,34 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
         ask.queried_at = now
         now, before = rules.next_look(ask, now) or 0.0, now
         assert now > before
+
+
+def test_a_failure_is_not_followed_by_a_query_at_once() -> None:
+    """Also where a last query is due long since: its ask failed before that query was made."""
+    rules, ask = policy(), follow(policy(), record())
+    ask.failures, now = 1, ask.expires + 100.0
+    assert rules.next_look(ask, now) == now + rules.least_gap
+
+
+@pytest.mark.parametrize(
+    ("failures", "failing", "ends"), [(3, False, True), (2, False, False), (0, True, True)]
+)
+def test_a_wait_ends_where_the_service_or_the_ask_alone_fails(
+    failures: int, failing: bool, ends: bool
+) -> None:
+    """Not before the last queries had their time."""
+    rules, ask = policy(), follow(policy(), record())
+    ask.failures = failures
+    assert rules.gives_up(ask, ask.expires + 500.0, failing=failing) is ends
+    assert not rules.gives_up(ask, ask.expires + 499.0, failing=failing)
+    late = follow(rules, record(), now=5000.0)  # its process was down
+    assert not rules.gives_up(late, 5499.0, failing=True)
+
+
+def test_whoever_waits_for_anothers_unknown_sale_lets_its_absence_be_proven() -> None:
+    """The process that has its lease makes the two queries of the proof; only later it must have ended."""
+    ask = follow(policy(), record(state=State.UNKNOWN))
+    assert policy().end_elsewhere(ask, 400.0, lease=30.0) == 1.2 * 600.0 + 30.0
 
 
 @given(POLICIES, RECORDS, st.floats(0.0, 2000.0))
@@ -295,3 +324,11 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
         if advance(kept, event).state.paid is True:
             assert report is not None
             assert report.state == "Aceptado"
+
+
+def test_a_token_that_finds_another_transaction_is_no_token_of_this_attempt() -> None:
+    """Another account may have an order of the same id."""
+    credentials, kept = Credentials(b"k" * 32), record()
+    for transaction_id, sees in ((OURS + 1, False), (OURS, True)):
+        credentials.learn(kept, transaction_id, b"renewed")
+        assert credentials.can_see(kept, b"renewed") is sees

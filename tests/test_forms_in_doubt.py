@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -379,6 +380,21 @@ async def test_a_form_of_a_paid_purchase_is_not_confirmed(service: FakeService) 
         bought = await tracker.purchase("cart-1")
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
     assert 5002 not in service.confirms
+
+
+async def test_a_cancelled_form_is_not_confirmed_while_the_ledger_fails(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another ask of its purchase was free to be paid, and was: only the ledger can tell."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        assert (await tracker.returned(service.pay("form-2", 5001))).paid is True
+        gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
+        monkeypatch.setattr(service.ledger, "asks", gone)
+        await passing(service, tracker.returned(service.pay("form-1", 5002)))
+        assert gone.called
+        assert 5002 not in service.confirms
 
 
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:

@@ -15,7 +15,18 @@ import pytest
 import payclient
 from cutting_proxy import cutting_proxy
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE, FakeService, events_of, hint, pending_of, record_in, sale, tracking
+from fake_service import (
+    PROFILE,
+    FakeService,
+    events_of,
+    hint,
+    lost_answer,
+    pending_of,
+    record_in,
+    sale,
+    tracking,
+    unlisted,
+)
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -144,6 +155,35 @@ async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: F
         assert first.queries == 1
         assert (await third.find()).state is State.ACCEPTED
         assert (await third.find()).outcome.paid is True
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["another id", "read later"])
+async def test_what_another_process_is_told_is_queried_here(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A second id after a first, forged one; and what could not be read, once the ledger is read again."""
+    service.scripts, service.instead, ledger = [lost_answer], unlisted, SharedLedger()
+    seldom = payclient.Fixed(1000.0)
+    async with (
+        tracking(service, ledger, schedule=seldom) as first,
+        tracking(service, SharedLedger(ledger), schedule=seldom) as second,
+    ):
+        pending = await first.sale(sale())
+        await first.sale(sale("other", phone="0984111223"))
+        service.decide("Aceptado")
+        if not fails:
+            await second.notify(hint(999))
+            await service.clock.advance(60)
+        with monkeypatch.context() as patched:
+            if fails:
+                patched.setattr(ledger, "get_many", AsyncMock(side_effect=LedgerUnavailableError("gone")))
+            await second.notify(hint(1000))
+            await service.clock.advance(2)
+        if fails:
+            assert pending.state is State.UNKNOWN
+            await second.notify(hint(1001, "other"))
+            await service.clock.advance(2)
+        assert pending.state is State.ACCEPTED
 
 
 async def test_with_nobody_to_ask_a_notification_ends_all_waits(service: FakeService, url: str) -> None:

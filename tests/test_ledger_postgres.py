@@ -524,6 +524,17 @@ class Heard:
         return await asyncio.wait_for(self.words.get(), 60)
 
 
+async def test_a_listener_whose_wire_falls_silent_connects_again(
+    postgres: PostgresServer, database: str
+) -> None:
+    """It asks for a sign of life, since nobody closes such a connection."""
+    async with through_proxy(postgres, database, poll=0.1) as (proxy, ledger):
+        ledger.watch(heard := Heard())
+        assert await heard.next() is None
+        asked, proxy.mutes = proxy.asked, True
+        await until(lambda: asyncio.sleep(0, proxy.asked > asked))
+
+
 async def test_waking(url: str, ledger: PostgresLedger) -> None:
     """Notifications and decisions of another process are heard of by id, and nothing else is."""
     assert isinstance(ledger, Shared)

@@ -111,6 +111,17 @@ async def test_a_candidate_binds_an_unknown_sale_by_its_transaction_id(service: 
         assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
 
 
+async def test_a_forged_notification_mutes_no_true_one(service: FakeService) -> None:
+    """It named the same id, long before the customer acted: the repetition is queried at once all the same."""
+    async with selling(service, schedule=payclient.Fixed(1000.0)) as (tracker, pending):
+        assert await tracker.notify(hint()) is Receipt.MATCHED
+        await service.clock.advance(60)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint()) is Receipt.DUPLICATE
+        await service.clock.advance(2)
+        assert pending.state is State.ACCEPTED
+
+
 async def test_unmatched_and_conflicting_notifications_change_nothing(service: FakeService) -> None:
     """UNMATCHED writes nothing; CONFLICT is one event, and overwrites nothing."""
     async with selling(service) as (tracker, pending):

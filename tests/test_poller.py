@@ -234,14 +234,28 @@ async def test_an_expiry_whose_write_raises_anything_ends_nothing(
 ) -> None:
     """It is logged by its class, and the sale is followed to its end."""
 
-    def breaks() -> None:
-        raise RuntimeError("a fault of the ledger's own")
+    tries = []
 
-    async with selling(service, ledger=HookedLedger(before={"Expired": once(breaks)})) as (_, pending):
-        await service.clock.advance(301)
+    def breaks() -> None:
+        tries.append(service.clock.monotonic())
+        if len(tries) < 5:
+            raise RuntimeError("a fault of the ledger's own")
+
+    async with selling(service, ledger=HookedLedger(before={"Expired": breaks})) as (_, pending):
+        await service.clock.advance(306)
         assert "RuntimeError" in caplog.text
+        assert len(tries) == 5
+        assert min(b - a for a, b in pairwise(tries)) >= 1
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_state_word_that_nobody_knows_is_queried_slowly(service: FakeService) -> None:
+    """It may be final: then no query of it ever says more."""
+    async with selling(service, schedule=payclient.Fixed(1.0)):
+        service.decide("Raro")
+        await service.clock.advance(60)
+        assert 5 <= len(service.queries) <= 10
 
 
 async def test_a_changed_sale_is_reread(service: FakeService) -> None:

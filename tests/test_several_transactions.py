@@ -544,6 +544,8 @@ async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
         asked = len(service.queries)
         await service.clock.advance(100)
         assert len(service.queries) == asked
+    if fault == "reset":  # each failure doubles the gap
+        assert service.queried_at[-1] - service.queried_at[-4] >= 2 + 4 + 8
 
 
 @pytest.mark.parametrize("word", ["Pendiente", "Cancelado", None])

@@ -14,6 +14,7 @@ from fake_ledgers import FailingLedger
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     Held,
     Script,
     answer,
@@ -37,6 +38,7 @@ from fake_service import (
 )
 from payclient.events import DecidedRefused, Evidence, NotSent
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -44,6 +46,33 @@ from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 State = payclient.State
 
 pytestmark = pytest.mark.usefixtures("delays")
+
+
+async def test_a_handle_tells_of_its_own_attempt_alone(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made as the first was sent, and waits: that is proven absent, and the sale is sent again at once."""
+    gate = Gate()
+    service.scripts = [when(gate, lost_request)]
+    async with tracking(service) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await gate.there.wait()
+        handle = await pending_of(tracker)
+        gate.go.set()
+        await sending
+        waiting, get = asyncio.ensure_future(handle.wait()), service.ledger.get
+
+        async def again(identifier: str) -> Record | None:
+            known = await get(identifier)
+            if known is not None and known.state is State.REFUSED:
+                monkeypatch.undo()
+                await tracker.sale(sale())
+            return await get(identifier)
+
+        monkeypatch.setattr(service.ledger, "get", again)
+        await service.clock.advance(800)
+        assert (await waiting).state is State.REFUSED
+        assert handle.attempt == 1
 
 
 async def test_an_accepted_sale_is_paid(service: FakeService) -> None:

@@ -220,19 +220,12 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     """
     url = Secret.of(url)  # error trackers record the local variables of a frame that raises
     create = create and not read_only
-    ledger: Ledger
     if url.reveal() in ("memory", "memory:"):
         from payclient.ledger.memory import MemoryLedger
 
         return MemoryLedger()
-    if (path := _sqlite_path(url)) is not None:
-        from payclient.ledger.sqlite import SqliteLedger  # here: without such a file nothing loads sqlite3
-
-        ledger = await SqliteLedger.open(path, create=create, read_only=read_only)
-    elif url.reveal().startswith("postgresql://"):
-        ledger = await _postgres().PostgresLedger.open(url, create=create, read_only=read_only)
-    else:
-        raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    kind, address = _stored(url, "a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    ledger: Ledger = await kind.open(address, create=create, read_only=read_only)
     if ledger.created:
         what = "the ledger %s is new: it knows no earlier charge"
         log("warning", "ledger_created", "", what, ledger.location)
@@ -280,19 +273,11 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
     url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
-    if (source := _sqlite_path(url)) is not None:
-        from payclient.ledger.sqlite import SqliteLedger
-
-        opened = SqliteLedger.database(source)
-    elif url.reveal().startswith("postgresql://"):
-        opened = _postgres().PostgresLedger.database(url)
-    else:
-        raise ConfigurationError(
-            "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
-        )
+    words = "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
+    kind, address = _stored(url, words)
 
     async def run() -> int:
-        async with opened as (database, digest_key):
+        async with kind.database(address) as (database, digest_key):
             return await archive(database, digest_key, before, file, stop.is_set)
 
     stop = threading.Event()
@@ -317,11 +302,20 @@ def _sqlite_path(url: Secret[str]) -> str | None:
     return path
 
 
-def _postgres() -> Any:
+def _stored(url: Secret[str], words: str) -> tuple[Any, str | Secret[str]]:
+    """Return the class of a ledger in a database, loaded only here, and its address there.
+
+    Raises `ConfigurationError`: with these words for any other ledger, or where asyncpg is not installed.
+    """
+    if (path := _sqlite_path(url)) is not None:
+        from payclient.ledger.sqlite import SqliteLedger
+
+        return SqliteLedger, path
+    if not url.reveal().startswith("postgresql://"):
+        raise ConfigurationError(words)
     try:
-        from payclient.ledger import postgres
+        from payclient.ledger.postgres import PostgresLedger
     except ImportError:
-        raise ConfigurationError(
-            "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
-        ) from None
-    return postgres
+        words = "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
+        raise ConfigurationError(words) from None
+    return PostgresLedger, url

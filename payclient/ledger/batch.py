@@ -169,12 +169,10 @@ class Batch:
                 for each in gets:
                     await self._get(database, [each])
             return
-        found, of_purchase = grouped(attempts), dict[str | None, list[Record]]()
-        for record in map(record_of, asks):
-            of_purchase.setdefault(record.purchase, []).append(record)
+        found, of_purchase = grouped(attempts), grouped(asks, "purchase")
         for each in gets:
             known = {id_: found[id_] for id_ in each.ids if id_ in found}
-            self.answers[each] = known, of_purchase.get(each.purchase, [])
+            self.answers[each] = known, of_purchase.get(each.purchase or "", [])
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
         """Insert these writes, no two of which have one id, and answer them; return those to try again."""
@@ -210,58 +208,17 @@ class Batch:
             self._fail(writes[0], fault or unavailable(error, "read"))
             return []
         known, asks = grouped(attempts), [record_of(row) for row in of_purchases]
-        return [
-            each
-            for each in writes
-            if await self._may_try_again(
-                database, each, known.get(each.record.client_transaction_id, []), asks, fault
-            )
-        ]
-
-    async def _may_try_again(
-        self,
-        database: Database,
-        write: Write,
-        attempts: list[Record],
-        asks: list[Record],
-        fault: LedgerUnavailableError | None,
-    ) -> bool:
-        """Return whether the write is worth another try, by the ledger's records; otherwise answer the write."""
-        row = write.row
-        try:
-            if write.event is not None:
-                await self._prepare_again(database, write, write.event, attempts)
-            elif not may_permit(attempts, write.record):
-                self.answers[write] = False
-                return False
-            elif holder := purchase_holder(asks, write.record):
-                raise PurchaseHeldError(holder)
-        except (TransitionError, PurchaseHeldError) as error:
-            self._fail(write, error)
-            return False
-        write.tries += 1
-        if write.row != row:
-            return True  # it is another write now, after what the ledger has
-        if fault is None and isinstance(write.event, NotSent):
-            # PostgreSQL takes NotSent only from the process that was granted the attempt.
-            self._fail(write, TransitionError("another process was granted this attempt"))
-        elif fault is not None or write.tries == TRIES:
-            self._fail(write, fault or LedgerUnavailableError("the ledger did not take this"))
-        return write not in self.answers
-
-    async def _prepare_again(
-        self, database: Database, write: Write, event: Event, attempts: list[Record]
-    ) -> None:
-        """Prepare the write of an event for the ledger's record, which may be newer than the caller's.
-
-        Raises `TransitionError` where that record does not take the event.
-        """
-        write.prepare(event, *moved(attempts, write.record, event))
-        record = write.record
-        if isinstance(event, Created) and record.credentials:
-            key = (event.transaction_id, record.credentials, record.client_transaction_id)
-            if await database.fetch("taken_by", key):
-                raise TransactionTakenError.of(record, event.transaction_id)
+        again = []
+        for each in writes:
+            found = known.get(each.record.client_transaction_id, [])
+            try:
+                if await _may_try_again(database, each, found, asks, fault):
+                    again.append(each)
+                else:
+                    self.answers[each] = False
+            except (PayError, PurchaseHeldError) as error:
+                self._fail(each, error)
+        return again
 
     async def _note_overpaid(self, database: Database) -> None:
         """Write `Overpaid` for each payment in `_paid` whose purchase another ask has paid, too."""
@@ -288,6 +245,37 @@ class Batch:
             identifier = operation.record.client_transaction_id
             error = type(error)(str(error), client_transaction_id=identifier)
         self.answers[operation] = error
+
+
+async def _may_try_again(
+    database: Database, write: Write, attempts: list[Record], asks: list[Record], fault: PayError | None
+) -> bool:
+    """Return whether a write is worth another try by the ledger's records, which may be newer than the caller's.
+
+    False: an attempt forbids the permit. Raises what else the write is answered by.
+    """
+    event, row = write.event, write.row
+    write.tries += 1
+    if event is None:
+        if not may_permit(attempts, write.record):
+            return False
+        if holder := purchase_holder(asks, write.record):
+            raise PurchaseHeldError(holder)
+    else:
+        write.prepare(event, *moved(attempts, write.record, event))
+        record = write.record
+        if isinstance(event, Created) and record.credentials:
+            key = (event.transaction_id, record.credentials, record.client_transaction_id)
+            if await database.fetch("taken_by", key):
+                raise TransactionTakenError.of(record, event.transaction_id)
+        if write.row != row:
+            return True  # it is another write now, after what the ledger has
+        if fault is None and isinstance(event, NotSent):
+            # PostgreSQL takes NotSent only from the process that was granted the attempt.
+            raise TransitionError("another process was granted this attempt")
+    if fault is not None or write.tries == TRIES:
+        raise fault or LedgerUnavailableError("the ledger did not take this")
+    return True
 
 
 def rows_of(writes: Iterable[Write]) -> tuple[list[Row], list[Row]]:

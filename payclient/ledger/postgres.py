@@ -254,11 +254,7 @@ class PostgresLedger(StoredLedger):
     async def open(
         cls, url: Secret[str], *, create: bool = True, read_only: bool = False, poll: float = POLL
     ) -> PostgresLedger:
-        """Connect, check the server's settings and the schema, which `create` makes in an empty database.
-
-        Raises `ConfigurationError` for an unsafe server, a schema that is not a ledger, or a user who may not write in
-        it, unless it is `read_only`; `LedgerUnavailableError` where it cannot be reached.
-        """
+        """Do what `open_ledger` does. `poll`: seconds from one look at what is watched to the next."""
         server = Server(url, read_only=read_only)
         connection, digest_key, created = await server.open_patiently(create=create)
         return cls(server, poll, PostgresWriter(server, connection, digest_key), digest_key, created)

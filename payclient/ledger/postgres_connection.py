@@ -21,9 +21,9 @@ from typing import Any
 import asyncpg
 
 from payclient.clock import cancel_all
-from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
+from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import read_statements
+from payclient.ledger.records import check_version, missing, read_statements
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
@@ -185,9 +185,7 @@ class Server:
             if filled:
                 raise self._foreign()
             if not create:
-                raise LedgerMissingError(
-                    "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
-                )
+                raise missing("in this database")
             created = await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])
@@ -195,11 +193,7 @@ class Server:
             row = None
         if row is None or row[0] != APPLICATION:
             raise self._foreign()
-        if row[1] != VERSION:
-            raise ConfigurationError(
-                f"the ledger must have schema version {VERSION}, and has version {row[1]}: another release of "
-                "payclient made it; nothing was changed"
-            )
+        check_version(row[1], VERSION)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
         if not present >= self._names:
             raise ConfigurationError(
@@ -265,19 +259,8 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
 
 def _check_settings(row: Sequence[Any]) -> None:
     """Raise `ConfigurationError` for the first setting with which a ledger could not write, or could lose a permit."""
-    (
-        commit,
-        standbys,
-        fsync,
-        pages,
-        read_only,
-        isolation,
-        encoding,
-        shown,
-        is_standby,
-        version,
-        server_time,
-    ) = row
+    commit, standbys, fsync, pages, read_only, isolation, encoding, shown, *server = row
+    is_standby, version, server_time = server
     ahead = time.time() - server_time
     faults = [
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),

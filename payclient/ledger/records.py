@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from payclient.errors import TransitionError
+from payclient.errors import ConfigurationError, LedgerMissingError, TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
@@ -105,6 +105,22 @@ def read_statements(file: str) -> dict[str, str]:
     }
 
 
+def missing(where: str) -> LedgerMissingError:
+    """Return the error of a place where no ledger is."""
+    return LedgerMissingError(
+        f"the ledger must exist, and there is no ledger {where}; `payclient ledger init` makes one"
+    )
+
+
+def check_version(found: object, needed: int) -> None:
+    """Raise `ConfigurationError` for the schema of another release."""
+    if found != needed:
+        raise ConfigurationError(
+            f"the ledger must have schema version {needed}, and has version {found}: another release of "
+            "payclient made it; nothing was changed"
+        )
+
+
 # Rows
 
 
@@ -160,11 +176,11 @@ def record_of(row: Sequence[Any]) -> Record:
     return Record(**fields)
 
 
-def grouped(rows: Iterable[Sequence[Any]]) -> dict[str, list[Record]]:
-    """Return the attempts of each client transaction id, from rows in their order."""
+def grouped(rows: Iterable[Sequence[Any]], by: str = "client_transaction_id") -> dict[str, list[Record]]:
+    """Return the attempts of each client transaction id, or of each purchase, from rows in their order."""
     found: dict[str, list[Record]] = {}
-    for row in rows:
-        found.setdefault(row[0], []).append(record_of(row))
+    for record in map(record_of, rows):
+        found.setdefault(getattr(record, by), []).append(record)
     return found
 
 

@@ -259,15 +259,7 @@ class SqliteLedger(StoredLedger):
     async def open(
         cls, path: str, *, create: bool = True, read_only: bool = False, connect: Connect = connect
     ) -> SqliteLedger:
-        """Open the file; `create` makes a missing one, with mode 0600. `connect` opens the one connection to it.
-
-        With `read_only` no process owns the file by this, and its owner goes on; a write raises
-        `LedgerUnavailableError`.
-
-        Raises `ConfigurationError` for an unsafe place or a file that is not a ledger, `LedgerMissingError` where there
-        is none to open, `LedgerInUseError` where another process has it open, `LedgerUnavailableError` where it cannot
-        be opened.
-        """
+        """Do what `open_ledger` does. `connect` opens the one connection to the file."""
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
         path = os.path.abspath(path)  # noqa: ASYNC240 - reads no disk
         opening = (

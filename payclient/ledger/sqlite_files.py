@@ -17,15 +17,9 @@ from urllib.parse import quote
 
 import attrs
 
-from payclient.errors import (
-    ConfigurationError,
-    LedgerInUseError,
-    LedgerMissingError,
-    LedgerUnavailableError,
-    PayError,
-)
+from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import read_statements
+from payclient.ledger.records import check_version, missing, read_statements
 from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
 STATEMENTS = {
@@ -118,7 +112,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
             check_file(path)
             owner = os.stat(path).st_uid
         elif not create:
-            raise _missing(path)
+            raise missing(f"at {path}")
         lock = OwnerLock(f"{path}-lock", owner)
         with suppress(FileExistsError):
             # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
@@ -146,7 +140,7 @@ def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenF
         # Read before anything is changed: a file that is not ours stays as it was.
         made = _is_made(connection)
         if not made and not create:
-            raise _missing(path)
+            raise missing(f"at {path}")
         for setting in _SETTINGS[1:]:
             _set(connection, *setting)
         if not made:
@@ -178,13 +172,13 @@ def open_to_read(path: str) -> OpenFile:
     """
     path = os.path.realpath(path)
     if not os.path.exists(path):
-        raise _missing(path)
+        raise missing(f"at {path}")
     check_file(path)
     try:
         connection = _connect_to_read(path)
         try:
             if not _is_made(connection):
-                raise _missing(path)
+                raise missing(f"at {path}")
             return OpenFile(connection, _digest_key(connection))
         except BaseException:
             connection.close()
@@ -215,12 +209,6 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _missing(path: str) -> LedgerMissingError:
-    return LedgerMissingError(
-        f"the ledger must exist, and there is no ledger at {path}; `payclient ledger init` makes one"
-    )
-
-
 def _is_made(connection: sqlite3.Connection) -> bool:
     """Return whether the file is a ledger, and not empty. Raises `ConfigurationError` for what is something else."""
     connection.execute("BEGIN")
@@ -229,11 +217,8 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     connection.execute("COMMIT")
     if application != APPLICATION_ID and (application or version or filled):
         raise ConfigurationError("the ledger's file is another program's SQLite database")
-    if application == APPLICATION_ID and version != VERSION:
-        raise ConfigurationError(
-            f"the ledger must have schema version {VERSION}, and has version {version}: another release of "
-            "payclient made it; nothing was changed"
-        )
+    if application == APPLICATION_ID:
+        check_version(version, VERSION)
     return filled
 
 

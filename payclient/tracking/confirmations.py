@@ -30,7 +30,7 @@ from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
+from payclient.tracking.recovery import unconfirmed_ids
 from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
@@ -107,16 +107,6 @@ class Confirmer:
         for record in records if self.confirms else ():
             if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
                 self.confirm_named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
-
-    async def recover_abandoned(self, seconds: float) -> None:
-        """Go on with every form that was paid after its customer had given it up, so many seconds ago at most.
-
-        Its confirmation may have been carried out by a process that died before the answer came.
-        """
-        if self.confirms:
-            async for record in unpaid_since(self._asks.ledger, self._clock.time() - seconds):
-                if is_abandoned(record):
-                    await self.recover([record])
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.

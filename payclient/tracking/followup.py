@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -49,9 +48,6 @@ MOST_DOUBLINGS = 5
 
 #: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
 NOTIFIED_WEIGHT = 1 / 16
-
-#: Places among which the first queries of asks that begin at the same time are spread.
-SPREAD = 256
 
 #: Seconds after which what waits for its query is looked at again.
 LOOK_AGAIN = 10.0
@@ -168,15 +164,6 @@ class Followed(Scheduled):
         age = now - self.offset - self.record.created_at
         return age if age > 0.0 else 0.0
 
-    def take_notified_delay(self) -> float | None:
-        """Count the next query of the series that a notification began, and return its delay; None: it is over."""
-        count = self.notified_queries
-        if count is None or count == len(NOTIFIED_DELAYS):
-            self.notified_queries = None
-            return None
-        self.notified_queries = count + 1
-        return NOTIFIED_DELAYS[count]
-
     # --- Transaction ids that may be ours
 
     def next_candidate(self) -> int | None:
@@ -278,10 +265,6 @@ class Policy:
         self.links_life: float = self.longest_life["form"]
         if profile.confirm is not None:
             self.links_life += profile.confirm.window
-        # All asks at one place of the spread share a first gap, which is computed once.
-        self._cached_first_gap = lru_cache(2 * SPREAD)(
-            lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
-        )
 
     def follows(self, record: Record) -> bool:
         """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
@@ -305,9 +288,8 @@ class Policy:
         spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
         if now >= expires:
             return now + spread * self.scale
-        if age < self.least_gap:  # permitted a moment ago: rounded, so that many asks share a cached gap
-            place, share = int(spread * SPREAD), round(self.notified_share, 2)
-            gap = self._cached_first_gap(ask.record.kind, place, share) - age
+        if age < self.least_gap:  # permitted a moment ago
+            gap = self._gap(ask.record.kind, 0.0, first_part(spread), self.notified_share) - age
         else:
             gap = self._gap(ask.record.kind, age, spread, self.notified_share)
         return min(now + gap, expires)
@@ -355,8 +337,11 @@ class Policy:
         """Return when the ask is looked at next; None where no query is left for a wait."""
         if not self.can_query:
             return self._after_unqueried(ask, now)
-        if (delay := ask.take_notified_delay()) is not None:
-            return now + delay * self.scale
+        if (count := ask.notified_queries) is not None:
+            if count < len(NOTIFIED_DELAYS):
+                ask.notified_queries = count + 1
+                return now + NOTIFIED_DELAYS[count] * self.scale
+            ask.notified_queries = None  # the series is over
         if now < ask.expires:
             gap = self._gap(ask.record.kind, ask.age(now), 1.0, self.notified_share) * backoff(ask)
             # Not beyond the expiry, which is written as it comes.

@@ -18,7 +18,7 @@ from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.rate_limit import RateLimit
-from payclient.tracking.recovery import take_over
+from payclient.tracking.recovery import recheck_unpaid, take_over
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -218,7 +218,7 @@ class Leases:
             self._untaken.difference_update(newest)
             await self._take_over([each for each in newest.values() if not each.state.decided])
         if self._must_look:
-            await self._poller.confirmer.recover_abandoned(self._poller.policy.links_life)
+            await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
             self._must_look = False
 
     async def _take_over(self, records: Sequence[Record]) -> None:

@@ -113,6 +113,9 @@ class Outcome:
     def at(cls, change: Change, record: Record) -> Self:
         """Return the outcome as of one change of an attempt, made from the attempt's newest record."""
         notified_at, was_refused = record.notified_at, change.after is State.REFUSED
+        also_paid = (
+            orjson.loads(change.detail or "{}").get("also", ()) if change.event == Overpaid.__name__ else ()
+        )
         return attrs.evolve(
             cls.of(record),
             state=change.after,
@@ -127,19 +130,13 @@ class Outcome:
             # The record keeps the reason of its newest state alone.
             reason=record.reason if change.after is record.state else None,
             receipt=_receipt(record) if change.after in _APPROVED else {},
-            also_paid=_also_paid(change),
+            also_paid=tuple(also_paid),
             cursor=change.cursor,
         )
 
 
 def _receipt(record: Record) -> dict[str, str | int]:
     return orjson.loads(record.receipt) if record.receipt else {}
-
-
-def _also_paid(change: Change) -> tuple[str, ...]:
-    if change.event != Overpaid.__name__ or change.detail is None:
-        return ()
-    return tuple(orjson.loads(change.detail)["also"])
 
 
 @attrs.define(eq=False, repr=False)
@@ -221,7 +218,18 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
-        return await self._learn(await wait(self._poller.asks, self._now(), timeout))
+        asks, record = self._poller.asks, self._now()
+        asks.check_loop()
+        ask = asks.follow(record)
+        if ask is None:
+            return await self._learn(await settled(asks, record))
+        if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
+            # The ask is not queried here: a person or another process may have decided it.
+            with suppress(LedgerError):  # what is known is true all the same
+                await asks.reread(ask)
+        if not (ask.record.state.decided or ask.exhausted):
+            await _wait_for_end(asks.clock, ask, timeout)
+        return await self._learn(Outcome.of(ask.record, report=ask.report))
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""
@@ -235,21 +243,6 @@ class PendingSale:
                 if newest is not None and newest.attempt == self.attempt:
                     self._record, self._ask = newest, self._poller.asks.follow(newest)
         return outcome
-
-
-async def wait(asks: OpenAsks, record: Record, timeout: float | None) -> Outcome:
-    """Wait until the ask is decided or no further query is planned for the wait; see `PendingSale.wait`."""
-    asks.check_loop()
-    ask = asks.follow(record)
-    if ask is None:
-        return await settled(asks, record)
-    if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
-        # The ask is not queried here: a person or another process may have decided it.
-        with suppress(LedgerError):  # what is known is true all the same
-            await asks.reread(ask)
-    if not (ask.record.state.decided or ask.exhausted):
-        await _wait_for_end(asks.clock, ask, timeout)
-    return Outcome.of(ask.record, report=ask.report)
 
 
 async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> None:

@@ -17,7 +17,6 @@ from payclient.clock import (
     Timer,
     cancel_all,
     drain,
-    end,
     is_cancelled_alone,
     outlive,
     start,
@@ -193,7 +192,7 @@ class Poller:
         request_waits = self._callers or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
         if request_waits:
             when = min(when, self.rate.ready_at())
-        if self.asks.leases is not None and not self.asks.closed:
+        if isinstance(self.rate, SharedRateLimit) and not self.asks.closed:
             work = self.rate.ledger_work(self.clock.monotonic(), wanted=bool(request_waits))
             if work is not None:
                 self._start(work, self._works)
@@ -331,8 +330,12 @@ class Poller:
         report = None
         try:
             now = self.clock.monotonic()
-            await self._bring_up_to_date(ask, now)
-            if self.asks.has(ask):
+            if ask.record.state is State.PENDING and now >= ask.expires:
+                await self.asks.apply(ask, Expired(at=self.clock.time()))
+            if ask.record.state.decided:
+                with suppress(LedgerError):
+                    await self.asks.reread(ask)
+            if self.asks.has(ask):  # a newer attempt may have taken its place
                 if queries:
                     report = await self.queries.query(ask, self.policy.next_query(ask, now))
                 if self.policy.is_over(ask, now):
@@ -350,14 +353,6 @@ class Poller:
         await self.asks.apply(
             ask, Exhausted(at=self.clock.time(), unqueried=not self.policy.can_query or None)
         )
-
-    async def _bring_up_to_date(self, ask: Followed, now: float) -> None:
-        """Write an expiry that is due. Reread a decided ask: a newer attempt may have taken its place."""
-        if ask.record.state is State.PENDING and now >= ask.expires:
-            await self.asks.apply(ask, Expired(at=self.clock.time()))
-        if ask.record.state.decided:
-            with suppress(LedgerError):
-                await self.asks.reread(ask)
 
     def _ended(self, ask: Followed) -> None:
         """Plan the next look at an ask whose query or expiry has ended."""
@@ -494,8 +489,6 @@ class Poller:
             await self.asks.leases.aclose()
         await cancel_all((*self._requests, *self._expiries, *self._works))
         self.confirmer.close()
-        for turn in self._callers:
-            end(turn)
         for started in self._starting.values():
             started.set()
         self.asks.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Coroutine
 
 import attrs
 
@@ -111,10 +110,6 @@ class RateLimit:
             self._slowdown *= self._backoff.relief
             if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):
                 self._slowdown = 0.0
-
-    def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
-        """Return what a limit that several processes share must do in the ledger now; `wanted`: a request waits."""
-        return None
 
 
 #: The lines in which asks wait for a request: notified ones and confirmations, those past their expiry or checked by

@@ -77,23 +77,26 @@ async def look_back(poller: Poller) -> None:
     """
     while True:
         try:
-            return await _look_back(poller)
+            return await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
         except LedgerError as error:
             poller.asks.late.failed(error)
             await sleep(poller.clock, AGAIN)
 
 
-async def _look_back(poller: Poller) -> None:
-    """Confirm abandoned forms, and plan one more query of each other unpaid attempt that needs it."""
+async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
+    """Confirm the abandoned forms of so many seconds, and plan one more query of each other attempt that needs it."""
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
-    if not confirmer.confirms and not poller.policy.can_query:
+    can_query = poller.policy.can_query and not forms_only
+    if not confirmer.confirms and not can_query:
         return
-    async for record in unpaid_since(ledger, now - max(LOOK_BACK, poller.policy.links_life)):
+    async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
             if is_abandoned(record):
                 await confirmer.recover([record])
-        elif (due := await _query_due(ledger, record, poller.policy.absent_after, now)) is not None:
-            poller.recheck(record, after=max(due - now, 0.0))
+        elif can_query:
+            due = await _query_due(ledger, record, poller.policy.absent_after, now)
+            if due is not None:
+                poller.recheck(record, after=max(due - now, 0.0))
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:

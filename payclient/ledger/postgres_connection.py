@@ -185,7 +185,7 @@ class Server:
             if filled:
                 raise self._foreign()
             if not create:
-                raise missing("in this database")
+                raise missing(None)
             created = await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])

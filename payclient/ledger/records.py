@@ -105,11 +105,14 @@ def read_statements(file: str) -> dict[str, str]:
     }
 
 
-def missing(where: str) -> LedgerMissingError:
-    """Return the error of a place where no ledger is."""
-    return LedgerMissingError(
-        f"the ledger must exist, and there is no ledger {where}; `payclient ledger init` makes one"
+def missing(path: str | None) -> LedgerMissingError:
+    """Return the error of a file, or of a PostgreSQL database (None), in which no ledger is."""
+    words = (
+        "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
     )
+    if path is not None:
+        words = f"the ledger must exist, and there is no ledger at {path}; `payclient ledger init` makes one"
+    return LedgerMissingError(words)
 
 
 def check_version(found: object, needed: int) -> None:

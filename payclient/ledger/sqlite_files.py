@@ -112,7 +112,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
             check_file(path)
             owner = os.stat(path).st_uid
         elif not create:
-            raise missing(f"at {path}")
+            raise missing(path)
         lock = OwnerLock(f"{path}-lock", owner)
         with suppress(FileExistsError):
             # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
@@ -140,7 +140,7 @@ def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenF
         # Read before anything is changed: a file that is not ours stays as it was.
         made = _is_made(connection)
         if not made and not create:
-            raise missing(f"at {path}")
+            raise missing(path)
         for setting in _SETTINGS[1:]:
             _set(connection, *setting)
         if not made:
@@ -172,13 +172,13 @@ def open_to_read(path: str) -> OpenFile:
     """
     path = os.path.realpath(path)
     if not os.path.exists(path):
-        raise missing(f"at {path}")
+        raise missing(path)
     check_file(path)
     try:
         connection = _connect_to_read(path)
         try:
             if not _is_made(connection):
-                raise missing(f"at {path}")
+                raise missing(path)
             return OpenFile(connection, _digest_key(connection))
         except BaseException:
             connection.close()

@@ -1,4 +1,4 @@
-"""What an answer is: read as far as it can be, then judged by tables.
+"""Answers: each is read as far as it can be, then judged by tables.
 
 The document shows no HTTP statuses (§4.4), so an answer is judged by the shape of its body. Everything here is total:
 whatever the status, the headers and the body are.
@@ -46,7 +46,7 @@ MAX_SEARCHED = 1 << 18
 
 
 class Verdict(enum.Enum):
-    """What an answer to a request that changes something proves."""
+    """The proof that is in an answer to a request that changes something."""
 
     #: The service created the transaction.
     CREATED = enum.auto()
@@ -59,7 +59,7 @@ class Verdict(enum.Enum):
 #: Conditions and what each proves. The first condition that holds decides.
 Rows = tuple[tuple[Callable[["Answer"], object], Verdict], ...]
 
-#: What an answer without a result proves.
+#: The verdict on an answer without a result.
 ERROR_ANSWERS: Rows = (
     # HTTP 408, 425, 499, or one of the profile's uncertain_codes
     (lambda a: a.status in GAVE_UP or a.codes & a.profile.uncertain_codes, Verdict.UNKNOWN),
@@ -78,14 +78,14 @@ ERROR_ANSWERS: Rows = (
     (lambda a: True, Verdict.UNKNOWN),
 )
 
-#: What an answer without a report proves to a query or a confirmation, which may be repeated.
+#: The verdict on an answer without a report to a query or a confirmation, which may be repeated.
 QUERY_ANSWERS: Rows = (
     (lambda a: a.status == 429, Verdict.REFUSED),
     (lambda a: a.contradicts_itself, Verdict.UNKNOWN),
     *ERROR_ANSWERS,
 )
 
-#: What an answer to a Sale proves.
+#: The verdict on an answer to a Sale.
 SALE_ANSWERS: Rows = (
     # a field given twice, or the client transaction id of another Sale
     (lambda a: a.contradicts_itself or a.is_of_another_sale, Verdict.UNKNOWN),
@@ -110,7 +110,7 @@ REFUSAL_CLASSES: tuple[tuple[Callable[["Answer"], object], type[RefusedError]], 
 )
 
 
-# --- What is read of an answer
+# --- Reading an answer
 
 
 @attrs.define
@@ -141,7 +141,7 @@ UNREADABLE: Any = object()
 
 @attrs.define(repr=False)
 class Fields:
-    """What is read of an object in an answer: the error object (§7), a transaction, or both. Null is left out."""
+    """The fields of an object in an answer: the error object (§7), a transaction, or both. Null is left out."""
 
     message: str | None = None
     error_code: int | None = None

@@ -1,7 +1,7 @@
 """The requests to the service, and its results, reports and notifications, as frozen attrs classes.
 
 Field names are the service's in snake case. A request checks itself when it is made, all faults at once. No `repr`
-shows a person's data, a link or a whole answer. What only a profile knows is checked by the session.
+shows a person's data, a link or a whole answer. The session checks the rules that only a profile knows.
 """
 
 import hashlib

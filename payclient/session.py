@@ -395,7 +395,7 @@ class SendProof:
     permit_spent: bool = False
     #: Whether the first byte may have left.
     passed: bool = False
-    #: What `before_send` raised.
+    #: The exception of `before_send`.
     error: BaseException | None = None
     trace: TracebackType | None = None
 
@@ -421,7 +421,7 @@ class Call:
 
     #: The answer to the last send; None: none came.
     response: HttpResponse | None = None
-    #: What was read from it; None too where nothing was found.
+    #: The result that was read from it; None too where nothing was found.
     result: object = None
     error: BaseException | None = None
     #: How often the request was sent again.

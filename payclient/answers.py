@@ -7,9 +7,9 @@ whatever the status, the headers and the body are.
 import datetime
 import email.utils
 import enum
+import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NewType, TypeVar
@@ -40,6 +40,9 @@ MAX_MESSAGE, MAX_ENTRIES = 500, 50
 
 #: Bytes of an answer that are searched for a transaction id. An error object is a hundredth of it.
 MAX_SEARCHED = 1 << 18
+
+#: A byte order mark, which some encoders write.
+BOM = b"\xef\xbb\xbf"
 
 
 # --- The tables
@@ -201,7 +204,7 @@ class Answer:
         self.is_success: bool = 200 <= response.status <= 299
         self.data: Any = parse_json(response.body)
         #: Whether an object of the body may give a deciding field twice.
-        self.contradicts_itself: bool = _contradicts_itself(response.body, self.data, profile)
+        self.contradicts_itself: bool = _contradicts_itself(response.body, profile)
         self.object: dict[str, Any] = self.data if isinstance(self.data, dict) else {}
         self.fields: Fields = read_fields(self.object, profile)
 
@@ -253,46 +256,31 @@ class Answer:
 def parse_json(body: bytes) -> Any:
     """Return the JSON value of a body, or None where the body is not JSON. A byte order mark is tolerated."""
     try:
-        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
+        return orjson.loads(body.removeprefix(BOM))
     except orjson.JSONDecodeError:
         return None
 
 
-def _contradicts_itself(body: bytes, data: Any, profile: ServiceProfile) -> bool:
-    """Return whether an object of a body gives a field that decides twice, or may hide its name. No encoder does.
-
-    The parser keeps the last of two fields of one name. So a name that is in the bytes more often than in the parsed
-    objects was given twice. A letter written as an escape may hide a name.
-    """
+def _contradicts_itself(body: bytes, profile: ServiceProfile) -> bool:
+    """Return whether an object gives a deciding field twice. No encoder does that; the parser keeps the last."""
     if body.count(b":") <= 1:
         return False  # one field at most
-    if b"\\u00" in body and _ESCAPED_LETTER.search(body):
-        return True
     status = profile.status
-    names = _deciding_names(status and status.state_field, status and status.code_field)
-    counts = {name: len(written.findall(body)) for name, quoted, written in names if body.count(quoted) > 1}
-    fields, values = Counter[str](), [data] if counts else []
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            fields.update(value.keys())
-            values.extend(value.values())
-        elif isinstance(value, list):
-            values.extend(value)
-    return any(count > fields.get(name, 0) for name, count in counts.items())
+    names = {"transactionId", "errorCode", *((status.state_field, status.code_field) if status else ())}
+    is_escaped = b"\\u00" in body and _ESCAPED_LETTER.search(body)
+    if not (is_escaped or any(body.count(f'"{name}"'.encode()) > 1 for name in names)):
+        return False  # most answers
+    found = []
 
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        deciding = [name for name, _ in pairs if name in names]
+        found.append(len(set(deciding)) < len(deciding))
 
-@lru_cache(maxsize=16)
-def _deciding_names(
-    state_field: str | None, code_field: str | None
-) -> tuple[tuple[str, bytes, re.Pattern[bytes]], ...]:
-    """Return the names of the fields that decide: plain, in quotes, and as the name of a field in a body."""
-    names = ("transactionId", "errorCode", state_field, code_field)
-    return tuple(
-        (name, (quoted := f'"{name}"'.encode()), re.compile(re.escape(quoted) + rb"\s*:"))
-        for name in names
-        if name is not None
-    )
+    try:
+        json.loads(body.removeprefix(BOM), object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return True
+    return any(found)
 
 
 def _read_details(entries: object) -> tuple[ErrorDetail, ...]:

@@ -34,10 +34,10 @@ from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleRes
 from payclient.session import PaySession
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
-from payclient.tracking.purchases import check_free, check_purchase, refusal_of
+from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.queries import Refusals
 from payclient.validation import loggable_id
-from payclient.wire import BeforeSend, HttpRequest
+from payclient.wire import HttpRequest
 
 if TYPE_CHECKING:
     from payclient.tracking.forms import KeptLinks
@@ -77,19 +77,18 @@ def _keyed(content: bytes, key: bytes) -> bytes:
 
 @attrs.define(eq=False)
 class Attempt:
-    """One send, with its permit."""
+    """One send, with its permit. The request and what is sent of it hold personal data."""
 
-    kind: str
-    client_transaction_id: str
-    #: Holds personal data.
+    request: SaleRequest | PrepareRequest = attrs.field(repr=False)
     http: HttpRequest = attrs.field(repr=False)
     digest: bytes = attrs.field(repr=False)
-    amount: int
-    currency: str
-    lane: bytes = attrs.field(default=b"", repr=False)
     #: None: the purchase of the id's earlier attempt, else the client transaction id itself.
     purchase: str | None = None
+    lane: bytes = attrs.field(default=b"", repr=False)
     beside_open_form: bool = False
+    #: The refused attempt of the same id before this one, and all refused attempts that this one relies on.
+    before: Record | None = None
+    refused: Sequence[Record] = ()
     #: What Prepare returned.
     result: PrepareResult | None = attrs.field(default=None, repr=False)
     #: The record that the permit inserts; None before, and where it was denied.
@@ -97,19 +96,23 @@ class Attempt:
     #: The INSERT was committed, and the send may go on.
     granted: bool = False
 
+    @property
+    def kind(self) -> str:
+        """`sale` or `form`."""
+        return "sale" if isinstance(self.request, SaleRequest) else "form"
+
     def check_same(self, digest: bytes, purchase: str) -> None:
         """Raise `DifferentRequestError` unless the request that was sent under this id is the same sale."""
+        identifier = self.request.client_transaction_id
         if self.kind == "form":
             words = "this client transaction id was used already; a form has one of its own"
         elif digest != self.digest or self.purchase not in (None, purchase):
-            identifier = loggable_id(self.client_transaction_id) or "this client transaction id"
+            named = loggable_id(identifier) or "this client transaction id"
             other = "a different request" if digest != self.digest else "another purchase"
-            words = (
-                f"{identifier} was already used for {other}; a new purchase needs a new id; nothing was sent"
-            )
+            words = f"{named} was already used for {other}; a new purchase needs a new id; nothing was sent"
         else:
             return
-        raise DifferentRequestError(words, client_transaction_id=self.client_transaction_id)
+        raise DifferentRequestError(words, client_transaction_id=identifier)
 
 
 class Attempts:
@@ -131,26 +134,22 @@ class Attempts:
 
     # --- What is sent. No I/O
 
-    def for_sale(
-        self, request: SaleRequest, purchase: str | None = None, *, beside_open_form: bool = False
+    def encode(
+        self,
+        request: SaleRequest | PrepareRequest,
+        purchase: str | None = None,
+        *,
+        beside_open_form: bool = False,
     ) -> Attempt:
-        """Encode a sale, checked by the profile."""
+        """Encode a sale or a form, checked by the profile."""
         if purchase is not None:
             check_purchase(purchase)
-        http = self.session.encode_sale(request)
+        if isinstance(request, SaleRequest):
+            http, lane = self.session.encode_sale(request), self.lane(request)
+        else:
+            http, lane = self.session.encode_prepare(request), b""
         digest = content_digest(http.body, self._ledger.digest_key)
-        identifier, lane = request.client_transaction_id, self.lane(request)
-        return Attempt(
-            "sale", identifier, http, digest, request.amount, request.currency, lane, purchase, beside_open_form
-        )  # fmt: skip
-
-    def for_form(self, request: PrepareRequest, purchase: str | None) -> Attempt:
-        """Encode a form, checked by the profile."""
-        if purchase is not None:
-            check_purchase(purchase)
-        http = self.session.encode_prepare(request)
-        digest, identifier = content_digest(http.body, self._ledger.digest_key), request.client_transaction_id
-        return Attempt("form", identifier, http, digest, request.amount, request.currency, purchase=purchase)
+        return Attempt(request, http, digest, purchase, lane, beside_open_form)
 
     def lane(self, request: SaleRequest) -> bytes:
         """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
@@ -162,7 +161,7 @@ class Attempts:
         self, request: SaleRequest, purchase: str | None = None, *, beside_open_form: bool = False
     ) -> PendingSale:
         """Do what `Tracker.sale` does."""
-        attempt = self.for_sale(request, purchase, beside_open_form=beside_open_form)
+        attempt = self.encode(request, purchase, beside_open_form=beside_open_form)
         return self._poller.handle(await self.send(attempt))
 
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
@@ -172,7 +171,7 @@ class Attempts:
 
     def is_same(self, request: SaleRequest, purchase: str | None, pending: PendingSale) -> bool:
         """Return whether a sale was made for this purchase with this content, by the digest that the ledger keeps."""
-        same = pending.digest == self.for_sale(request).digest
+        same = pending.digest == self.encode(request).digest
         return same and purchase in (None, pending.outcome.purchase)
 
     @property
@@ -185,7 +184,7 @@ class Attempts:
 
         What may exist is followed from now on. A caller who is cancelled detaches: the send is a task of its own.
         """
-        identifier = attempt.client_transaction_id
+        identifier = attempt.request.client_transaction_id
         self._asks.check_open(identifier)
         if (running := self._in_flight.get(identifier)) is not None:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
@@ -215,103 +214,116 @@ class Attempts:
             if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as ended:
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None:
-                event = self._event_of_close(attempt, record)
+                event = self._event_of(ended, attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
-            del self._in_flight[attempt.client_transaction_id]
+            del self._in_flight[attempt.request.client_transaction_id]
 
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
-        identifier = attempt.client_transaction_id
-        before, asks = await self._ledger.look_up(identifier, attempt.purchase or identifier)
-        existing = before
-        if before is not None and before.state is State.REFUSED:
-            # A sale may exist though it was refused: that is queried first.
-            existing = await self.refusals.find_refused(before) if attempt.kind == "sale" else None
-        if existing is None:
+        identifier = attempt.request.client_transaction_id
+        known, asks = await self._ledger.look_up(identifier, attempt.purchase or identifier)
+        if known is None or known.state is State.REFUSED:
+            attempt.before = known
             try:
-                return await self._send_new(attempt, before, asks)
+                return await self._send_new(attempt, asks)
             except PermitDeniedError:
-                existing = await self._ledger.get(identifier)
-        if existing is None:
+                known = await self._ledger.get(identifier)
+        if known is None:
             words = "the ledger refused the permit and holds no attempt"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
-        attempt.check_same(existing.digest, existing.purchase)
-        return existing
+        attempt.check_same(known.digest, known.purchase)
+        return known
 
-    async def _send_new(self, attempt: Attempt, before: Record | None, asks: list[Record]) -> Record:
-        """Take the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
-        own = attempt.client_transaction_id if before is None else before.purchase
-        purchase = attempt.purchase or own
-        make_record = partial(self._record, attempt, before, purchase)
-        refused = [] if before is None else [before]
-        if before is not None:  # it was queried since, and may be of another purchase
-            asks = await self._ledger.asks(purchase)
-        if asks:
-            refused += await check_free(self._poller, self.refusals, make_record(), asks)
+    async def _send_new(self, attempt: Attempt, asks: list[Record]) -> Record:
+        """Take the permit, POST, and write how it ended."""
+        before = attempt.before
+        if (
+            before is not None
+            and attempt.purchase is None
+            and before.purchase != before.client_transaction_id
+        ):
+            asks = await self._ledger.asks(before.purchase)
+        if asks or before is not None:
+            await self._check_free(attempt, asks)
         try:
-            event = await self._post(attempt, partial(self._permit, attempt, make_record, refused))
+            event = await self._post(attempt)
         except Exception as error:
             if attempt.record is None:
                 raise  # no byte has left
-            return await self._write_failure(attempt, attempt.record, error, before)
+            return await self._write_failure(attempt, attempt.record, error)
         assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
         return await self._asks.write(attempt.record, event)
 
-    async def _post(self, attempt: Attempt, permit: BeforeSend) -> Event:
+    async def _check_free(self, attempt: Attempt, asks: list[Record]) -> None:
+        """Raise where the purchase is paid or open, so that it costs no connection.
+
+        What ended unpaid, and may exist all the same, is queried first. Raises `PermitDeniedError` where that is the
+        earlier attempt of the same id.
+        """
+        before, new = attempt.before, self._record(attempt)
+        if holder := find_holder(self._poller, asks, new):
+            raise refusal_of(self._poller, holder)
+        newest = {each.client_transaction_id: each for each in (*asks, *([before] if before else ()))}
+        for each in newest.values():
+            found = await self.refusals.find_ended(each)
+            if found is not None and each is before:
+                raise PermitDeniedError
+            if found is not None:
+                raise refusal_of(self._poller, found)
+        attempt.refused = [each for each in newest.values() if each.state is State.REFUSED]
+
+    async def _post(self, attempt: Attempt) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""
-        check = partial(self._check_new, attempt.client_transaction_id)
+        check, permit = (
+            partial(self._check_new, attempt.request.client_transaction_id),
+            partial(self._permit, attempt),
+        )
         if attempt.kind == "sale":
             sale = await self.session.send_sale(attempt.http, permit, check=check)
             now = self._clock.time()
             end = now + self._poller.policy.life["sale"]
             return Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
         attempt.result = await self.session.send_prepare(attempt.http, permit, check=check)
-        now = self._clock.time()
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
         # Keep the links before the form is PENDING: whoever finds it PENDING finds its links, too.
         await self._links.keep(attempt.record, attempt.result)
-        return self._prepared(now)
+        return self._prepared()
 
-    def _prepared(self, now: float) -> Prepared:
-        return Prepared(at=now, expires_at=now + self._poller.policy.life["form"])
-
-    def _event_of_close(self, attempt: Attempt, record: Record) -> Event:
-        """Return the event of a send that a closing tracker ended."""
-        if attempt.result is not None:
-            return self._prepared(self._clock.time())  # its caller has the links
-        return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
-
-    def _record(self, attempt: Attempt, before: Record | None, purchase: str) -> Record:
+    def _record(self, attempt: Attempt) -> Record:
         """Return the record that the permit inserts."""
-        wall, policy = self._clock.time(), self._poller.policy
+        wall, policy, before, request = (
+            self._clock.time(),
+            self._poller.policy,
+            attempt.before,
+            attempt.request,
+        )
+        identifier = attempt.request.client_transaction_id
         return Record(
-            client_transaction_id=attempt.client_transaction_id,
+            client_transaction_id=identifier,
             attempt=1 if before is None else before.attempt + 1,
             kind=attempt.kind,
             digest=attempt.digest,
             lane=attempt.lane,
             credentials=self._poller.queries.credentials.keyed(SIGNED_WITH.get()),
-            amount=attempt.amount,
-            currency=attempt.currency,
+            amount=request.amount,
+            currency=request.currency,
             created_at=wall,
-            purchase=purchase,
+            purchase=attempt.purchase or (identifier if before is None else before.purchase),
             links_dead_at=None if attempt.kind == "sale" else wall + policy.links_life,
             beside_open_form=attempt.beside_open_form,
         )
 
-    async def _permit(
-        self, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
-    ) -> None:
+    async def _permit(self, attempt: Attempt) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
-        if refused:
-            await self.refusals.check_unchanged(refused)
+        if attempt.refused:
+            await self.refusals.check_unchanged(attempt.refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
-        record = attempt.record = make_record()
+        record = attempt.record = self._record(attempt)
         denied: Exception = PermitDeniedError()
         try:
             granted = await self._asks.late.permit(record)
@@ -321,26 +333,24 @@ class Attempts:
             attempt.record = None
             raise denied
         if self._asks.leases is not None:
-            self._asks.leases.add(attempt.client_transaction_id)
+            self._asks.leases.add(attempt.request.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:
             raise NotSentError(
                 f"stopped for {waited:.0f} s between the permit and the send",
-                client_transaction_id=attempt.client_transaction_id,
+                client_transaction_id=attempt.request.client_transaction_id,
             )
         attempt.granted = True
 
-    async def _write_failure(
-        self, attempt: Attempt, record: Record, error: Exception, before: Record | None
-    ) -> Record:
+    async def _write_failure(self, attempt: Attempt, record: Record, error: Exception) -> Record:
         """Write how a send without a good answer ended, and return the record of a sale that may exist.
 
         Raises the error where nothing was created, and for every form: nobody has its links, so that it charges nobody
-        and its caller may prepare another. `before` is the refused attempt of the same id.
+        and its caller may prepare another.
         """
         if isinstance(error, RefusedError):
-            existing = await self.refusals.find_existing(record, error, before, self._lost(record))
+            existing = await self.refusals.find_existing(record, error, attempt.before, self._lost(record))
             if existing is not None:
                 if attempt.kind == "form":
                     raise error
@@ -355,10 +365,12 @@ class Attempts:
             record = await self._asks.write(record, Conflicted(at=self._clock.time(), what=str(error)))
         return record
 
-    def _event_of(self, error: Exception, attempt: Attempt, record: Record) -> Event:
+    def _event_of(self, error: BaseException, attempt: Attempt, record: Record) -> Event:
         """Return the event of a send that ended in an error; our own errors after the permit prove nothing."""
         at = self._clock.time()
         match error:
+            case _ if attempt.result is not None:
+                return self._prepared()  # its caller has the links
             case RefusedError():
                 return Refused(
                     at=at,
@@ -372,9 +384,15 @@ class Attempts:
             case NotSentError():
                 return NotSent(at=at)
         if not attempt.granted:
-            return NotSent(at=at)  # the ledger failed in the permit: no byte has left
-        log("error", "send_failed", record.client_transaction_id, "the send failed: %s", type(error).__name__)
+            return NotSent(at=at)  # it was closed, or the ledger failed, in the permit: no byte has left
+        if isinstance(error, Exception):
+            what = "the send failed: %s"
+            log("error", "send_failed", record.client_transaction_id, what, type(error).__name__)
         return self._lost(record)
+
+    def _prepared(self) -> Prepared:
+        now = self._clock.time()
+        return Prepared(at=now, expires_at=now + self._poller.policy.life["form"])
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""

@@ -193,7 +193,7 @@ class Forms:
 
     async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
-        attempt = self._attempts.for_form(request, purchase)
+        attempt = self._attempts.encode(request, purchase)
         await self._attempts.send(attempt)
         if attempt.result is None or attempt.record is None:
             # A closing tracker ended it: nobody has its links.

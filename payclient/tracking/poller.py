@@ -416,19 +416,8 @@ class Poller:
             self.notified(record, again=True)
 
     async def query_unqueried(self, record: Record) -> Record | None:
-        """Query an ask that ended unqueried, because its process could query no status, and return its record.
-
-        None: it was queried before, or just now, and may be asked beside.
-        """
-        can_query = self.policy.can_query and self.policy.follows(record)
-        if record.state is not State.EXPIRED or is_presumed(record) or not can_query:
-            return None
-        ends = [
-            change
-            for change in await self.asks.ledger.history(record.client_transaction_id)
-            if change.event == Exhausted.__name__
-        ]
-        if not any(change.detail for change in ends[-1:]) or (ask := self.asks.follow(record)) is None:
+        """Query an ask that ended unqueried, and return its record; None: another one may be sent beside it."""
+        if is_presumed(record) or (ask := self.asks.follow(record)) is None:
             return None
         await self._query_soon(ask)
         if ask.record.state is State.EXPIRED and ask.is_answered:

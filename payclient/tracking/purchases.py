@@ -15,7 +15,6 @@ from payclient.validation import id_fault, text_fault
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-    from payclient.tracking.queries import Refusals
 
 __all__ = ["Purchase"]
 
@@ -83,28 +82,6 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
     if holder is not None or new.beside_open_form:
         return holder
     return next((each for each in records if each.kind == "form" and _may_yet_be_paid(poller, each)), None)
-
-
-async def check_free(poller: Poller, refusals: Refusals, new: Record, asks: list[Record]) -> list[Record]:
-    """Raise where the ledger says that the purchase is paid or open, so that it costs no connection.
-
-    A sale that was refused, and may exist all the same, is queried first: it may be paid. So is an ask that expired
-    where no status could be queried. Returns the refused sales.
-    """
-    if holder := find_holder(poller, asks, new):
-        raise refusal_of(poller, holder)
-    for each in asks:
-        unqueried = await poller.query_unqueried(each)
-        if unqueried is not None:
-            raise refusal_of(poller, unqueried)
-    newest = {each.client_transaction_id: each for each in asks if each.kind == "sale"}
-    newest.pop(new.client_transaction_id, None)  # queried already, where it was refused
-    refused = [each for each in newest.values() if each.state is State.REFUSED]
-    for each in refused:
-        paid = await refusals.find_refused(each)
-        if paid is not None:
-            raise refusal_of(poller, paid)
-    return refused
 
 
 def _may_yet_be_paid(poller: Poller, record: Record) -> bool:

@@ -5,7 +5,6 @@ A query that fails raises in no wait: the ask is queried again.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Evidence, Lost, Refused
+from payclient.events import Evidence, Exhausted, Lost
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
@@ -36,7 +35,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import Followed, StatusSource, TransactionRef
-from payclient.tracking.recovery import is_noted
+from payclient.tracking.recovery import history_of, is_noted
 from payclient.validation import is_personal
 
 if TYPE_CHECKING:
@@ -231,18 +230,24 @@ class Refusals:
                     client_transaction_id=each.client_transaction_id,
                 )
 
-    async def find_refused(self, before: Record) -> Record | None:
-        """Query a refused attempt that may exist, before another one is sent.
+    async def find_ended(self, before: Record) -> Record | None:
+        """Query an ask that ended unpaid, and may exist all the same, before another one is sent.
 
-        A refused attempt may exist if it was notified, or refused as existing: the query after such a refusal may have
-        come too early. An archived one may have been notified: the ledger keeps that no more.
-        Returns the attempt's record if it turns out to be paid, and None where another one may be sent. Raises
-        `CustomerBusyError` while the attempt is open, and `NotSentError` if nobody can tell.
+        Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
+        while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        identifier = before.client_transaction_id
-        may_exist = before.archived or before.notified_at is not None
-        if not (may_exist or await self._was_said_to_exist(before)):
+        if before.kind == "sale" and before.state is State.REFUSED and await self._may_exist(before):
+            return await self._find_refused(before)
+        policy = self._poller.policy
+        if before.state is not State.EXPIRED or not policy.can_query or not policy.follows(before):
             return None
+        # Its process could query no status. One that was queried to the end may be asked beside.
+        history = await history_of(self._poller.asks.ledger, before)
+        ends = (said for change, said in history if change.event == Exhausted.__name__)
+        return await self._poller.query_unqueried(before) if next(ends, None) else None
+
+    async def _find_refused(self, before: Record) -> Record | None:
+        identifier = before.client_transaction_id
         try:
             report = await self._find(before)
         except Exception as failed:  # a user's own source may raise anything
@@ -257,38 +262,37 @@ class Refusals:
             )
         if report is None:
             return None
-        return await self._find_ended(await self._write_found(before, report), report)
-
-    async def _find_ended(self, before: Record, report: StatusReport) -> Record | None:
-        """Return the record of a refused attempt that was found paid; None where what was found is over, unpaid."""
-        identifier = before.client_transaction_id
-        if report.state in ("Pendiente", None):
-            raise CustomerBusyError(
-                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
-            )
+        before = await self._write_found(before, report)
         # "Cancelado" is final once nobody can approve it any more (§3).
         ends = before.created_at + self._poller.policy.longest_life["sale"]
-        if report.state == "Cancelado" and self._poller.clock.time() < ends:
-            words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
-            raise CustomerBusyError(words, client_transaction_id=identifier)
-        if report.state == "Aceptado" and before.state is not State.ACCEPTED:
-            words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
-            raise LedgerUnavailableError(words, client_transaction_id=identifier)
+        match report.state:
+            case "Pendiente" | None:
+                words = "an earlier attempt of this sale waits for the customer"
+                raise CustomerBusyError(words, client_transaction_id=identifier)
+            case "Cancelado" if self._poller.clock.time() < ends:
+                words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
+                raise CustomerBusyError(words, client_transaction_id=identifier)
+            case "Aceptado" if before.state is not State.ACCEPTED:
+                words = (
+                    "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
+                )
+                raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if before.state is State.ACCEPTED else None
 
-    async def _was_said_to_exist(self, before: Record) -> bool:
-        """Return whether the service refused an attempt because of what exists: 2061, or a duplicate."""
+    async def _may_exist(self, before: Record) -> bool:
+        """Return whether a refused attempt may exist: it was notified, or refused because of what exists.
+
+        The query after such a refusal may have come too early. An archived attempt may have been notified: the ledger
+        keeps that no more.
+        """
+        if before.archived or before.notified_at is not None:
+            return True
         if before.evidence is not Evidence.ANSWER:
             return False
         if before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates:
             return True
         # An inner code may have said so, which only the history has.
-        return any(
-            change.attempt == before.attempt
-            and change.event == Refused.__name__
-            and json.loads(change.detail or "{}").get("exists", False)
-            for change in await self._poller.asks.ledger.history(before.client_transaction_id)
-        )
+        return any(said.get("exists") for _, said in await history_of(self._poller.asks.ledger, before))
 
     async def _find(self, before: Record) -> StatusReport | None:
         """Query by each transaction id that was named, then by client transaction id; return the first that decides.

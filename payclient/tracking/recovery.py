@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError, TransitionError
 from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
-from payclient.ledger import Ledger
+from payclient.ledger import Change, Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
@@ -51,20 +52,28 @@ async def _recover(poller: Poller, record: Record) -> Record:
         return await poller.asks.ledger.get(record.client_transaction_id) or record
 
 
+async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:
+    """Return the changes of one attempt, each with what its event said beside the record, the newest first."""
+    changes = await ledger.history(record.client_transaction_id)
+    return [
+        (each, orjson.loads(each.detail or "{}"))
+        for each in reversed(changes)
+        if each.attempt == record.attempt
+    ]
+
+
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     """Return the transaction ids that were named to this attempt since its last decision, the newest first.
 
     None: the browser came back cancelled.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
-    for change in reversed(await ledger.history(record.client_transaction_id)):
-        if change.attempt != record.attempt or (change.after.decided and change.before is not change.after):
+    for change, said in await history_of(ledger, record):
+        if change.after.decided and change.before is not change.after:
             break
-        if change.event in _NAMED:
-            transaction_id = json.loads(change.detail or "{}").get("transaction_id")
-            # A return without an id was a cancelled one; a report without an id named nothing.
-            if transaction_id is not None or change.event != FoundPending.__name__:
-                named[transaction_id] = None
+        # A return without an id was a cancelled one; a report without an id named nothing.
+        if change.event in _NAMED and ("transaction_id" in said or change.event != FoundPending.__name__):
+            named[said.get("transaction_id")] = None
     return list(named)
 
 
@@ -123,26 +132,23 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
         return notified_at  # it may have been queried, but the answer "not found" leaves no event
     is_late = notified_at is not None and notified_at >= decided_at
     is_young = unpaid.evidence is Evidence.ANSWER and now < decided_at + 2 * absent_after
-    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_young else []
+    history = await history_of(ledger, unpaid) if is_late or is_young else []
     if not history:  # or it was archived a moment ago
         return None
-    last = history[-1]
+    last, said = history[0]
     if last.event == Notified.__name__:
         return notified_at
     # `Refused.exists`: once more, for an index that lags.
-    return decided_at + absent_after if json.loads(last.detail or "{}").get("exists") else None
+    return decided_at + absent_after if said.get("exists") else None
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
     """Return whether the events are one conflict that the attempt's history has: it was written and logged before."""
     if len(events) != 1 or not isinstance(events[0], Conflicted):
         return False
-    what = events[0].what
+    history = await history_of(ledger, record)
     return any(
-        change.attempt == record.attempt
-        and change.event == Conflicted.__name__
-        and json.loads(change.detail or "{}").get("what") == what
-        for change in await ledger.history(record.client_transaction_id)
+        change.event == Conflicted.__name__ and said["what"] == events[0].what for change, said in history
     )
 
 

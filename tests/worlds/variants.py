@@ -20,7 +20,7 @@ from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracking import forms, late_writes, purchases, queries, tracker
+from payclient.tracking import attempts, forms, late_writes, purchases, queries, tracker
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
@@ -81,10 +81,8 @@ def _follow_redirects() -> list[Patch]:
     return [(PaySession, "_send_once", send)]
 
 
-async def _no_insert(
-    self: Attempts, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
-) -> None:
-    attempt.record, attempt.granted = make_record(), True
+async def _no_insert(self: Attempts, attempt: Attempt) -> None:
+    attempt.record, attempt.granted = self._record(attempt), True
 
 
 def _record_after_send() -> list[Patch]:
@@ -101,10 +99,8 @@ def _record_after_send() -> list[Patch]:
 def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
-    async def permit(
-        self: Attempts, attempt: Attempt, make_record: Callable[[], Record], refused: Sequence[Record]
-    ) -> None:
-        record = make_record()
+    async def permit(self: Attempts, attempt: Attempt) -> None:
+        record = self._record(attempt)
         if not await self._ledger.permit(record):
             raise PermitDeniedError
         attempt.record, attempt.granted = record, True
@@ -270,7 +266,7 @@ def _forms_forgotten() -> list[Patch]:
         (Forms, "prepare", prepare_and_remember),
         (Forms, "_find_live", find_living),
         (forms, "find_holder", find_holder),
-        (purchases, "find_holder", find_holder),
+        (attempts, "find_holder", find_holder),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from payclient.clock import sleep
 from payclient.errors import (
@@ -25,65 +26,66 @@ from payclient.wire import undo_request
 CHECKS = (1.0, 2.0)
 
 
+def _one_id(record: Record, by_transaction_id: object) -> dict[str, Any]:
+    """Return the id by which a request names the sale: the service's where it is known, and the profile has a path."""
+    if by_transaction_id and record.transaction_id is not None:
+        return {"transaction_id": record.transaction_id}
+    return {"client_transaction_id": record.client_transaction_id}
+
+
+async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bool:
+    """Return whether what was just undone is surely this sale, and nothing else of it is open or paid.
+
+    Under other credentials it may be another account's. Another transaction may be there because a proxy repeated the
+    POST. `unless_paid`: nor is the one that we know of paid, where the customer was quicker.
+    """
+    policy, can_see = poller.policy, poller.queries.can_see
+    if policy.can_query and not can_see(record):
+        return False
+    if not policy.by_client_id:
+        return True
+    if not await poller.wait_for_turn(policy.total_timeout):
+        return False
+    try:
+        report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+    except Exception:  # a token's callable may raise anything
+        return False  # not known: the sale's own queries decide
+    if report is None or report.state == "Cancelado":
+        return can_see(record)  # the token may be renewed since
+    is_ours = {report.transaction_id, *report.others} <= {None, record.transaction_id}
+    return is_ours and not (unless_paid and report.state == "Aceptado")
+
+
+# --- A push request that nobody answered
+
+
 async def withdraw(poller: Poller, record: Record) -> Outcome:
     """Withdraw a push request. Where that came too late or its answer is lost, query what became of it."""
+    identifier = record.client_transaction_id
     if record.kind == "form":
-        raise UsageError(
-            "a form is not withdrawn: hand out its links no more",
-            client_transaction_id=record.client_transaction_id,
-        )
+        words = "a form is not withdrawn: hand out its links no more"
+        raise UsageError(words, client_transaction_id=identifier)
     if record.state.decided or record.state in (State.SENDING, State.REVERSING):
         return Outcome.of(record)
     words = "the tracker was closed before the withdrawal was on record; query its status"
-    return await poller.finish(_withdraw(poller, record), record.client_transaction_id, words)
+    return await poller.finish(_withdraw(poller, record), identifier, words)
 
 
 async def _withdraw(poller: Poller, record: Record) -> Outcome:
     """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
     cancel = poller.session.profile.cancel
     try:
-        if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
-            await poller.session.cancel(transaction_id=record.transaction_id)
-        else:
-            await poller.session.cancel(client_transaction_id=record.client_transaction_id)
+        await poller.session.cancel(**_one_id(record, cancel and cancel.by_transaction_id))
+        is_undone = await _is_undone(poller, record, unless_paid=True)
     except (NotCancellableError, OutcomeUnknownError):
-        return await _check(poller, record)
-    if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=True):
-        return await _check(poller, record)
-    # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service
-    # has no such query, their own queries settle them.
-    are_settled = poller.policy.by_client_id or not poller.policy.can_query
-    candidate_ids = record.candidate_ids if are_settled else ()
-    withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
-    return Outcome.of(await poller.asks.write(record, withdrawn))
-
-
-def _is_ours(poller: Poller, record: Record) -> bool:
-    """Return whether what was just undone is surely this sale: under other credentials it may be another account's."""
-    return not poller.policy.can_query or poller.queries.can_see(record)
-
-
-async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool:
-    """Return whether another transaction of this sale may be open or paid: a proxy may have repeated the POST.
-
-    With `or_paid` also whether the one that we know of is paid: the customer was quicker.
-    """
-    if not poller.policy.by_client_id:
-        return False
-    if not await poller.wait_for_turn(poller.policy.total_timeout):
-        return True
-    try:
-        report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-    except Exception:  # a token's callable may raise anything
-        return True  # not known: the sale's own queries decide
-    if report is None or report.state == "Cancelado":
-        return not _is_ours(poller, record)  # the token may be renewed since
-    ours = {None, record.transaction_id}
-    return (or_paid and report.state == "Aceptado") or not {report.transaction_id, *report.others} <= ours
-
-
-async def _check(poller: Poller, record: Record) -> Outcome:
-    """Query what became of a cancelled push, again after a while unless it is decided; return what is known then."""
+        is_undone = False
+    if is_undone:
+        # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service
+        # has no such query, their own queries settle them.
+        are_settled = poller.policy.by_client_id or not poller.policy.can_query
+        candidate_ids = record.candidate_ids if are_settled else ()
+        withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
+        return Outcome.of(await poller.asks.write(record, withdrawn))
     if not poller.policy.can_query:
         return Outcome.of(record)
     outcome = await poller.check(record)
@@ -94,6 +96,75 @@ async def _check(poller: Poller, record: Record) -> Outcome:
         await sleep(poller.clock, seconds * poller.policy.least_gap)
         outcome = await poller.check(record)
     return outcome
+
+
+# --- A payment
+
+
+async def reverse(poller: Poller, record: Record) -> Outcome:
+    """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
+    if record.state in (State.REVERSING, State.REVERSED):
+        return Outcome.of(record)
+    identifier, profile = record.client_transaction_id, poller.session.profile
+    words = None
+    if record.state is not State.ACCEPTED:
+        words = f"only what is paid is given back; this is {record.state}, and nothing was sent"
+    elif record.archived:
+        words = (
+            "an archived payment takes no more events: give it back in the service's portal; nothing was sent"
+        )
+    if words is not None:
+        raise UsageError(words, client_transaction_id=identifier)
+    by = _one_id(record, profile.reverse and profile.reverse.by_transaction_id)
+    # What the profile lacks costs no permit.
+    undo_request(profile, "reverse", by.get("transaction_id"), by.get("client_transaction_id"))
+    words = "the tracker was closed before the reversal was on record; the next process finds out"
+    return await poller.finish(_reverse(poller, record, by), identifier, words)
+
+
+async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcome:
+    """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
+    clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
+    # Before the permit: without a token nothing can be sent.
+    await poller.session.ensure_token()
+    total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
+    # Twice the total time-out: by then a request that was late on its way has been executed.
+    until = wall + 2 * total
+    try:
+        permitted = await asks.ledger.apply(record, ReversalPermitted(at=wall, expires_at=until))
+    except TransitionError:  # another call, or another process, reverses it
+        return Outcome.of(await asks.ledger.get(identifier) or record)
+    except LedgerError:  # the permit may have been written all the same
+        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=until))
+        raise
+    if asks.leases is not None:
+        asks.leases.add(identifier)
+    asks.touch()
+    try:
+        if max(clock.time() - wall, clock.monotonic() - steady) > total:
+            raise NotSentError("stopped between the permit and the send")
+        await poller.session.reverse(**by)
+    except NotSentError:
+        await asks.write(permitted, ReversalNotSent(at=clock.time(), permitted_until=until))
+        raise
+    except RefusedError as refused:
+        code = refused.error_code
+        refusal = ReversalRefused(at=clock.time(), error_code=code, permitted_until=until)
+        # A proxy may have repeated the request: the first gave the money back, and the second was refused.
+        outcome = await _check_anew(poller, await asks.write(permitted, refusal))
+        if outcome.state is not State.REVERSED:
+            raise
+        return outcome
+    except BaseException as error:
+        asks.follow(permitted)  # a query tells
+        if isinstance(error, (OutcomeUnknownError, asyncio.CancelledError)):  # a closing tracker cancels it
+            return Outcome.of(permitted)
+        log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
+        raise
+    if not await _is_undone(poller, permitted, unless_paid=False):
+        return await poller.check(permitted)
+    given_back = Reversed(at=clock.time(), reversed_id=permitted.transaction_id)
+    return Outcome.of(await asks.write(permitted, given_back))
 
 
 async def _check_anew(poller: Poller, record: Record) -> Outcome:
@@ -115,81 +186,3 @@ async def _check_anew(poller: Poller, record: Record) -> Outcome:
             poller.recheck(record)
         poller.recheck(record, after=2 * poller.policy.total_timeout)
     return outcome
-
-
-async def reverse(poller: Poller, record: Record) -> Outcome:
-    """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
-    if record.state in (State.REVERSING, State.REVERSED):
-        return Outcome.of(record)
-    identifier = record.client_transaction_id
-    if record.state is not State.ACCEPTED:
-        raise UsageError(
-            f"only what is paid is given back; this is {record.state}, and nothing was sent",
-            client_transaction_id=identifier,
-        )
-    if record.archived:
-        raise UsageError(
-            "an archived payment takes no more events: give it back in the service's portal; nothing was sent",
-            client_transaction_id=identifier,
-        )
-    profile = poller.session.profile
-    by_id = profile.reverse is not None and profile.reverse.by_transaction_id is not None
-    transaction_id = record.transaction_id if by_id else None
-    ids = (transaction_id, identifier if transaction_id is None else None)
-    undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
-    words = "the tracker was closed before the reversal was on record; the next process finds out"
-    return await poller.finish(_reverse(poller, record, *ids), identifier, words)
-
-
-async def _reverse(
-    poller: Poller, record: Record, transaction_id: int | None, client_transaction_id: str | None
-) -> Outcome:
-    """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
-    clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
-    # Before the permit: without a token nothing can be sent.
-    await poller.session.ensure_token()
-    total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
-    # Twice the total time-out: by then a request that was late on its way has been executed.
-    until = wall + 2 * total
-
-    async def note_not_sent() -> None:
-        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=until))
-
-    try:
-        record = await asks.ledger.apply(record, ReversalPermitted(at=wall, expires_at=until))
-    except TransitionError:  # another call, or another process, reverses it
-        return Outcome.of(await asks.ledger.get(identifier) or record)
-    except LedgerError:
-        await note_not_sent()  # the permit may have been written all the same
-        raise
-    if asks.leases is not None:
-        asks.leases.add(identifier)
-    asks.touch()
-    try:
-        if max(clock.time() - wall, clock.monotonic() - steady) > total:
-            raise NotSentError("stopped between the permit and the send")
-        await poller.session.reverse(
-            transaction_id=transaction_id, client_transaction_id=client_transaction_id
-        )
-    except NotSentError:
-        await note_not_sent()
-        raise
-    except RefusedError as refused:
-        code = refused.error_code
-        refusal = ReversalRefused(at=clock.time(), error_code=code, permitted_until=until)
-        # A proxy may have repeated the request: the first gave the money back, and the second was refused.
-        outcome = await _check_anew(poller, await asks.write(record, refusal))
-        if outcome.state is not State.REVERSED:
-            raise
-        return outcome
-    except (OutcomeUnknownError, asyncio.CancelledError):  # only a tracker that closes cancels it
-        asks.follow(record)  # a query tells
-        return Outcome.of(record)
-    except BaseException as error:
-        asks.follow(record)
-        log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
-        raise
-    if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=False):
-        return await poller.check(record)
-    given_back = Reversed(at=clock.time(), reversed_id=record.transaction_id)
-    return Outcome.of(await asks.write(record, given_back))

@@ -75,6 +75,12 @@ class StatusQueries:
         answered, report = await self._request(ask, query)
         if not answered or _is_overtaken(ask, query, was_paid=was_paid):
             return None
+        return await self.take(ask, query, report, was_paid=was_paid)
+
+    async def take(
+        self, ask: Followed, query: TransactionRef, report: StatusReport | None, *, was_paid: bool = False
+    ) -> StatusReport | None:
+        """Write what an answer that came just now means, and return the report if it is ours."""
         if report is None:
             reading = self._reader(ask, query).not_found()
         else:
@@ -143,18 +149,17 @@ class StatusQueries:
 
     async def _write(self, ask: Followed, reading: Reading) -> bool:
         """Log and write what an answer means for an ask that is followed. Return whether the ledger took it."""
-        record, taken = ask.record, True
-        # A decided ask is followed anew for each query: only its history shows whether this was written before.
-        if not record.state.decided or not await is_noted(self._asks.ledger, record, reading.events):
-            _alarm(record, reading)
-            for event in reading.events:
-                taken = await self._asks.apply(ask, event) and taken
-            if reading.conflict is not None:
-                what = "a status report is not ours: %s"
-                log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
+        record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
-        return taken
+        # A decided ask is followed anew for each query: only its history shows whether this was written before.
+        if record.state.decided and await is_noted(self._asks.ledger, record, reading.events):
+            return True
+        _alarm(record, reading)
+        if reading.conflict is not None:
+            what = "a status report is not ours: %s"
+            log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
+        return all([await self._asks.apply(ask, event) for event in reading.events])
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means for an attempt, and return the attempt's record after that."""
@@ -262,14 +267,15 @@ class Refusals:
             )
         if report is None:
             return None
-        before = await self._write_found(before, report)
-        # "Cancelado" is final once nobody can approve it any more (§3).
-        ends = before.created_at + self._poller.policy.longest_life["sale"]
+        now, policy = self._poller.clock.time(), self._poller.policy
+        reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
+        before = await self._queries.write(before, reading)
         match report.state:
             case "Pendiente" | None:
                 words = "an earlier attempt of this sale waits for the customer"
                 raise CustomerBusyError(words, client_transaction_id=identifier)
-            case "Cancelado" if self._poller.clock.time() < ends:
+            case "Cancelado" if now < before.created_at + policy.longest_life["sale"]:
+                # It is final once nobody can approve it any more (§3).
                 words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
                 raise CustomerBusyError(words, client_transaction_id=identifier)
             case "Aceptado" if before.state is not State.ACCEPTED:
@@ -350,29 +356,29 @@ class Refusals:
         """
         if not self.says_exists(refused):
             return None
-        duplicate, write = self.is_duplicate(refused), self._poller.asks.write
-        identifier = record.client_transaction_id
-        if not self._poller.policy.by_client_id:
-            return await write(record, lost) if duplicate else None
-        try:
-            await self._wait_for_turn()
-            report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
-        except Exception as failed:  # any failure leaves the outcome unknown
-            what = "refused as existing, and the query failed: %s"
-            log("warning", "existing_not_found", identifier, what, type(failed).__name__)
-            return await write(record, lost)
-        if not self._queries.can_see(record):
-            return await write(record, lost)  # the token was renewed meanwhile
-        if report is None:
+        is_there, report, identifier = self.is_duplicate(refused), None, record.client_transaction_id
+        if self._poller.policy.by_client_id:
             # An earlier attempt that was thought absent may be there after all.
-            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
-            return await write(record, lost) if duplicate and doubted else None
-        log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
-        record = await write(record, lost)
-        if record.kind == "form":
-            report = self._poller.confirmer.pending_until_confirmed(record, report)
-        if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
-            record = await self._write_found(record, report)
+            is_doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
+            try:
+                await self._wait_for_turn()
+                report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
+                is_there = (is_there and is_doubted) or report is not None
+                is_there = is_there or not self._queries.can_see(record)  # the token was renewed meanwhile
+            except Exception as failed:  # any failure leaves the outcome unknown
+                what = "refused as existing, and the query failed: %s"
+                log("warning", "existing_not_found", identifier, what, type(failed).__name__)
+                is_there = True
+        if not is_there:
+            return None
+        record = await self._poller.asks.write(record, lost)
+        if report is not None:
+            log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
+            ask = self._poller.asks.follow(record)
+            if ask is not None:
+                query = TransactionRef(client_transaction_id=identifier, transaction_id=None)
+                await self._queries.take(ask, query, report)
+                record = ask.record
         return record
 
     def plan_queries(self, record: Record, error: Exception) -> None:
@@ -385,9 +391,3 @@ class Refusals:
                 self._poller.recheck(record, after=self._poller.policy.absent_after)
             elif not record.state.decided:  # not written yet: the ledger may have a notification of it
                 self._poller.recheck(record, after=self._poller.policy.least_gap)
-
-    async def _write_found(self, record: Record, report: StatusReport) -> Record:
-        """Write what a query found of an attempt."""
-        at, window = self._poller.clock.time(), self._poller.policy.sale_window
-        reading = verdict(record, report, report.transaction_id, at, window)
-        return await self._queries.write(record, reading)

@@ -59,7 +59,7 @@ class Charges(AsyncIterator[ChargeResult]):
             raise ValueError("wait must be a number of seconds, 0 or more")
         if not set(retry) <= {"refused"}:
             raise ValueError("retry must be empty or {'refused'}")
-        self._attempts = tracker.attempts
+        self._tracker, self._attempts = tracker, tracker.attempts
         self._clock = tracker.clock
         self._requests = requests
         #: Whether other processes may work on the same batch.
@@ -344,7 +344,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._sends.add(task)
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
-            pending = await self._attempts.charge(row.request, row.purchase)
+            pending = await self._tracker.sale(row.request, purchase=row.purchase)
         except Exception as error:
             again = self._retries.again(row, error, token, made_at)
             if again is None or self.stopped is not None:

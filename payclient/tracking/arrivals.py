@@ -23,29 +23,26 @@ class Arrivals:
 
     async def notify(self, notification: Notification) -> Receipt:
         """Write a hint, and query at once; see `Tracker.notify`."""
-        ask, found = await self._find(notification.client_transaction_id)
-        if found is None:
+        ask = self._poller.asks.find(notification.client_transaction_id)
+        # A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet. Of an ask
+        # that is followed elsewhere, or was decided, a newer attempt than the known one may be on its way.
+        if ask is not None and (
+            ask.elsewhere or ask.record.state.decided or ask.record.state is State.SENDING
+        ):
+            ask = None
+        record = await self._ledger.get(notification.client_transaction_id) if ask is None else ask.record
+        if record is None:
             return Receipt.UNMATCHED
-        if found.archived:  # it takes no more events: the query says in the log what the ledger cannot take
+        if record.archived:  # it takes no more events: the query says in the log what the ledger cannot take
             if self._may_note_another():
-                self._poller.recheck(found)
+                self._poller.recheck(record)
             return Receipt.LATE
-        receipt, confirmer = await self._notify(notification, ask, found), self._poller.confirmer
+        receipt, confirmer = await self._notify(notification, ask, record), self._poller.confirmer
         if confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
-            record = await self._ledger.get(notification.client_transaction_id)
-            if record is not None and record.kind == "form":
-                confirmer.confirm_named(record, [notification.transaction_id])
+            newest = await self._ledger.get(notification.client_transaction_id)
+            if newest is not None and newest.kind == "form":
+                confirmer.confirm_named(newest, [notification.transaction_id])
         return receipt
-
-    async def _find(self, client_transaction_id: str) -> tuple[Followed | None, Record | None]:
-        """Return the attempt that a hint is for, and the open ask of it that is followed here."""
-        ask = self._poller.asks.find(client_transaction_id)
-        # A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet.
-        is_stale = ask is None or ask.record.state is State.SENDING or ask.record.state.decided
-        if ask is not None and not is_stale and not ask.elsewhere:
-            return ask, ask.record
-        # A newer attempt than the one that is known here may be on its way.
-        return None, await self._ledger.get(client_transaction_id)
 
     async def _notify(self, notification: Notification, ask: Followed | None, record: Record) -> Receipt:
         """Write a hint unless it is repeated or comes too often, plan its query, and return its receipt."""
@@ -67,13 +64,21 @@ class Arrivals:
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
         try:
-            noted = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+            record = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
         except LedgerError:
             # It may be on record all the same, and what is repeated of a decided attempt is not queried.
             if record.state.decided:
                 self._poller.recheck(record)
             raise
-        return self._query_noted(noted)
+        if record.state is State.SENDING:
+            return Receipt.EARLY  # there is nothing to query yet
+        if not record.state.decided:
+            self._poller.notified(record)
+            return Receipt.MATCHED
+        if record.evidence is Evidence.QUERY:
+            self._poller.policy.note_late_notification()
+        self._poller.recheck(record)
+        return Receipt.LATE
 
     def _may_note_another(self) -> bool:
         """Return whether a hint that anybody can send may be written: once a second at most."""
@@ -82,18 +87,6 @@ class Arrivals:
             return False
         self._noted_until = now + 1.0
         return True
-
-    def _query_noted(self, record: Record) -> Receipt:
-        """Plan the query that a notification is worth; while the sale is being sent there is nothing to query yet."""
-        if record.state is State.SENDING:
-            return Receipt.EARLY
-        if record.state.decided:
-            if record.evidence is Evidence.QUERY:
-                self._poller.policy.note_late_notification()
-            self._poller.recheck(record)
-            return Receipt.LATE
-        self._poller.notified(record)
-        return Receipt.MATCHED
 
     async def _note(self, ask: Followed | None, record: Record, event: Event) -> Record:
         """Write the event of a hint, and update the open ask where it is followed here."""

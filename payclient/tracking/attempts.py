@@ -42,8 +42,6 @@ from payclient.wire import HttpRequest
 if TYPE_CHECKING:
     from payclient.tracking.forms import KeptLinks
 
-_DIGEST_VERSION = b"1"
-
 #: Answers that are remembered by their ids, to find a copy of one: a copy comes soon after its original.
 REMEMBERED = 1000
 
@@ -66,8 +64,8 @@ def lane_text(request: SaleRequest) -> str:
 
 
 def content_digest(body: bytes, key: bytes) -> bytes:
-    """Return the keyed digest of a request's content as it is sent, its fields sorted."""
-    return _keyed(_DIGEST_VERSION + orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS), key)
+    """Return the keyed digest of a request's content as it is sent, its fields sorted; its version is 1."""
+    return _keyed(b"1" + orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS), key)
 
 
 def _keyed(content: bytes, key: bytes) -> bytes:
@@ -156,13 +154,6 @@ class Attempts:
         return _keyed(lane_text(request).encode(), self._ledger.digest_key)
 
     # --- Sending
-
-    async def charge(
-        self, request: SaleRequest, purchase: str | None = None, *, beside_open_form: bool = False
-    ) -> PendingSale:
-        """Do what `Tracker.sale` does."""
-        attempt = self.encode(request, purchase, beside_open_form=beside_open_form)
-        return self._poller.handle(await self.send(attempt))
 
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
         """Return the sales of those ids that the ledger has."""

@@ -142,12 +142,10 @@ class KeptLinks:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
         if not self._keeps:
             return
-        prepared_at = record.created_at
-        kept = {"payment_id": result.payment_id, "prepared_at": prepared_at, "links": dict(result.links)}
+        kept = {"payment_id": result.payment_id, "links": dict(result.links)}
+        until = record.created_at + self._lifetime
         try:
-            await self._asks.ledger.keep_links(
-                record, orjson.dumps(kept).decode(), prepared_at + self._lifetime
-            )
+            await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
         except LedgerError as error:
             self._asks.late.failed(error)
         self._changed.set()
@@ -167,14 +165,6 @@ class KeptLinks:
             else:
                 with suppress(TimeoutError):
                     await within(clock, max(until - clock.time(), 0.0), self._changed.wait())
-
-
-def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:
-    """Return the form that was kept, and when it was prepared (UTC seconds)."""
-    kept = orjson.loads(text)
-    links = FormLinks(kept["links"])
-    result = PrepareResult(payment_id=kept["payment_id"], links=links, wallet_link_field=wallet_link_field)
-    return result, kept["prepared_at"]
 
 
 class Forms:
@@ -214,16 +204,14 @@ class Forms:
         """Return the form that is known under the id, or make it known. Dead forms are dropped."""
         now = self._clock.time()
         self._known = {key: form for key, form in self._known.items() if form.is_live(now)}
-        return self._known.setdefault(
-            identifier,
-            PaymentForm(
-                client_transaction_id=identifier,
-                payment_id=result.payment_id,
-                prepared_at=prepared_at,
-                result=result,
-                lifetime=self._lifetime,
-            ),
+        form = PaymentForm(
+            client_transaction_id=identifier,
+            payment_id=result.payment_id,
+            prepared_at=prepared_at,
+            result=result,
+            lifetime=self._lifetime,
         )
+        return self._known.setdefault(identifier, form)
 
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
@@ -240,7 +228,10 @@ class Forms:
                 return form
             task = self._preparing.get(key)
             if task is None:
-                free, now = self._free(key, asks), self._clock.time()
+                used, now = {each.client_transaction_id for each in asks}, self._clock.time()
+                free = next(
+                    each for number in count(1) if (each := derive_id("form", key, number)) not in used
+                )
                 new = Record(client_transaction_id=free, purchase=key, created_at=now)
                 if (holder := find_holder(self._poller, asks, new)) is not None:
                     await self._await_links(holder, until)
@@ -265,15 +256,13 @@ class Forms:
 
     async def _query_unknown(self, asks: list[Record], queried: set[str]) -> bool:
         """Query the forms of unknown outcome that are not in `queried`, and add them. Return whether there were any."""
-        unknown = {
-            each.client_transaction_id: each
-            for each in asks
-            if each.state is State.UNKNOWN and each.client_transaction_id not in queried
-        }
         # The answer was lost, so that this ledger has no links. Another ledger may have prepared the same id.
-        for record in unknown.values():
+        unknown = [
+            each for each in asks if each.state is State.UNKNOWN and each.client_transaction_id not in queried
+        ]
+        for record in unknown:
             await self._poller.check(record)
-        queried.update(unknown)
+            queried.add(record.client_transaction_id)
         return bool(unknown)
 
     def _start(
@@ -294,11 +283,6 @@ class Forms:
         known = await self._ledger.get(refused.client_transaction_id)
         return known is not None and known.state is not State.UNKNOWN
 
-    def _free(self, key: str, asks: list[Record]) -> str:
-        """Return the id of the next form of this purchase."""
-        used = {record.client_transaction_id for record in asks}
-        return next(each for number in count(1) if (each := derive_id("form", key, number)) not in used)
-
     async def _find_live(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
         """Return the purchase's form whose links may be handed out; None where another of its asks is paid or open."""
         now = self._clock.time()
@@ -318,8 +302,12 @@ class Forms:
                 if links is None:
                     links = await self._ledger.links(key, now)
                 if identifier in links:
+                    kept = orjson.loads(links[identifier])
                     field = self._poller.session.profile.wallet_link_field
-                    form = self._form(identifier, *read_links(links[identifier], field))
+                    result = PrepareResult(
+                        payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
+                    )
+                    form = self._form(identifier, result, record.created_at)
             if form is not None and form.is_live(self._clock.time() + margin):
                 found = form
         return found

@@ -54,9 +54,7 @@ class Purchase:
     @classmethod
     def of(cls, key: str, records: Iterable[Record], *, held_until: float | None = None) -> Self:
         """Return what records say, in the order of their permits. Of one client transaction id the newest counts."""
-        newest: dict[str, Record] = {}
-        for record in records:
-            newest[record.client_transaction_id] = record
+        newest = {record.client_transaction_id: record for record in records}
         asks = tuple(Outcome.of(record) for record in newest.values())
         return cls(key=key, asks=asks, held_until=held_until)
 
@@ -79,19 +77,19 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
     """
     records = list(records)
     holder = purchase_holder(records, new)
-    if holder is not None or new.beside_open_form:
-        return holder
-    return next((each for each in records if each.kind == "form" and _may_yet_be_paid(poller, each)), None)
+    if holder is None and not new.beside_open_form:
+        forms = (each for each in records if each.kind == "form")
+        holder = next((each for each in forms if _may_yet_be_paid(poller, each)), None)
+    return holder
 
 
-def _may_yet_be_paid(poller: Poller, record: Record) -> bool:
+def _may_yet_be_paid(poller: Poller, form: Record) -> bool:
     """Return whether a form with dead links may yet turn out to be paid: queries or confirmations of it go on."""
-    if poller.clock.time() < poller.policy.closed_until(record):
-        # The service may have confirmed a transaction that was named, and its answer was lost.
-        is_named = not record.state.decided and bool(record.candidate_ids)
-        if is_named or (record.state is State.CANCELLED and may_be_paid(record)):
-            return True
-    return record.state is State.PENDING and poller.policy.follows(record)
+    # The service may have confirmed a transaction that was named, and its answer was lost.
+    is_named = not form.state.decided and bool(form.candidate_ids)
+    is_in_doubt = is_named or (form.state is State.CANCELLED and may_be_paid(form))
+    is_queried = form.state is State.PENDING and poller.policy.follows(form)
+    return is_queried or (is_in_doubt and poller.clock.time() < poller.policy.closed_until(form))
 
 
 def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:
@@ -123,7 +121,6 @@ def refusal_of(poller: Poller, holder: Record) -> PayError:
         return paid
     words = f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent"
     taken = PurchaseOpenError(words, client_transaction_id=identifier)
-    taken.pending = poller.handle(holder)
+    taken.pending, taken.until = poller.handle(holder), _open_until(poller, holder)
     poller.query_again(holder)
-    taken.until = _open_until(poller, holder)
     return taken

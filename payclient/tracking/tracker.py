@@ -159,7 +159,8 @@ class Tracker:
         Raises those, `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
         check_type("request", request, SaleRequest)
-        return await self._attempts.charge(request, purchase, beside_open_form=beside_open_form)
+        attempt = self._attempts.encode(request, purchase, beside_open_form=beside_open_form)
+        return self._poller.handle(await self._attempts.send(attempt))
 
     async def notify(self, notification: Notification) -> Receipt:
         """Take a notification (§6) as a hint: the sale is queried at once. Returns before any query.

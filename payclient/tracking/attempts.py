@@ -23,6 +23,7 @@ from payclient.errors import (
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
+    PayError,
     RefusedError,
     TrackerClosedError,
 )
@@ -198,11 +199,13 @@ class Attempts:
 
     async def _send(self, attempt: Attempt) -> Record:
         """Send once. After code 2061, note on the unknown sales of the lane that one of them may exist."""
+        identifier = attempt.request.client_transaction_id
         try:
             return await self._send_once(attempt)
-        except CustomerBusyError:
+        except PayError as error:
+            error.client_transaction_id = error.client_transaction_id or identifier
             # A form has no lane; without a permit nothing was sent.
-            if attempt.lane and attempt.record is not None:
+            if isinstance(error, CustomerBusyError) and attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as ended:
@@ -212,7 +215,7 @@ class Attempts:
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
-            del self._in_flight[attempt.request.client_transaction_id]
+            del self._in_flight[identifier]
 
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
@@ -225,8 +228,7 @@ class Attempts:
             except PermitDeniedError:
                 known = await self._ledger.get(identifier)
         if known is None:
-            words = "the ledger refused the permit and holds no attempt"
-            raise LedgerUnavailableError(words, client_transaction_id=identifier)
+            raise LedgerUnavailableError("the ledger refused the permit and holds no attempt")
         attempt.check_same(known.digest, known.purchase)
         return known
 
@@ -328,10 +330,7 @@ class Attempts:
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:
-            raise NotSentError(
-                f"stopped for {waited:.0f} s between the permit and the send",
-                client_transaction_id=attempt.request.client_transaction_id,
-            )
+            raise NotSentError(f"stopped for {waited:.0f} s between the permit and the send")
         attempt.granted = True
 
     async def _write_failure(self, attempt: Attempt, record: Record, error: Exception) -> Record:
@@ -393,7 +392,7 @@ class Attempts:
         else:
             key, words = result.payment_id, "the answer is another form's"
         if self._answered.setdefault(key, identifier) != identifier:
-            raise ReplayedError(words, client_transaction_id=identifier)
+            raise ReplayedError(words)
         if len(self._answered) > REMEMBERED:
             del self._answered[next(iter(self._answered))]
 

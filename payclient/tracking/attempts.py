@@ -272,10 +272,8 @@ class Attempts:
 
     async def _post(self, attempt: Attempt) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""
-        check, permit = (
-            partial(self._check_new, attempt.request.client_transaction_id),
-            partial(self._permit, attempt),
-        )
+        check = partial(self._check_new, attempt.request.client_transaction_id)
+        permit = partial(self._permit, attempt)
         if attempt.kind == "sale":
             sale = await self.session.send_sale(attempt.http, permit, check=check)
             now = self._clock.time()
@@ -289,12 +287,7 @@ class Attempts:
 
     def _record(self, attempt: Attempt) -> Record:
         """Return the record that the permit inserts."""
-        wall, policy, before, request = (
-            self._clock.time(),
-            self._poller.policy,
-            attempt.before,
-            attempt.request,
-        )
+        wall, before, request = self._clock.time(), attempt.before, attempt.request
         identifier = attempt.request.client_transaction_id
         return Record(
             client_transaction_id=identifier,
@@ -307,7 +300,7 @@ class Attempts:
             currency=request.currency,
             created_at=wall,
             purchase=attempt.purchase or (identifier if before is None else before.purchase),
-            links_dead_at=None if attempt.kind == "sale" else wall + policy.links_life,
+            links_dead_at=None if attempt.kind == "sale" else wall + self._poller.policy.links_life,
             beside_open_form=attempt.beside_open_form,
         )
 

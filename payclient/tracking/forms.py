@@ -183,21 +183,17 @@ class Forms:
 
     async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
-        attempt = self._attempts.encode(request, purchase)
+        attempt, identifier = self._attempts.encode(request, purchase), request.client_transaction_id
         await self._attempts.send(attempt)
         if attempt.result is None or attempt.record is None:
             # A closing tracker ended it: nobody has its links.
-            raise TrackerClosedError(
-                "the tracker was closed before the form's links came; prepare another form",
-                client_transaction_id=request.client_transaction_id,
-            )
+            words = "the tracker was closed before the form's links came; prepare another form"
+            raise TrackerClosedError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
-        form = self._form(request.client_transaction_id, attempt.result, attempt.record.created_at)
+        form = self._form(identifier, attempt.result, attempt.record.created_at)
         if not form.is_live(self._clock.time()):
-            raise OutcomeUnknownError(
-                "the process stood still until the links were no longer safe to hand out; prepare another form",
-                client_transaction_id=request.client_transaction_id,
-            )
+            words = "the process stood still until the links were no longer safe to hand out; prepare another form"
+            raise OutcomeUnknownError(words, client_transaction_id=identifier)
         return form
 
     def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:

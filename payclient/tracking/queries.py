@@ -294,6 +294,7 @@ class Refusals:
 
         One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
         """
+        identifier = before.client_transaction_id
         named: list[int | None] = [each for each in reversed(before.candidate_ids) if each != DROPPED]
         policy, own_source = self._poller.policy, self._queries.source is not None
         if own_source:  # a user's own source chooses the id
@@ -303,12 +304,10 @@ class Refusals:
         cancelled = None
         for candidate_id in turns:
             await self._wait_for_turn()
-            query = TransactionRef(
-                client_transaction_id=before.client_transaction_id,
-                transaction_id=None,
-                candidate_id=candidate_id,
+            ids = TransactionRef(
+                client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id
             )
-            report = await self._queries.status(query)
+            report = await self._queries.status(ids)
             queried_id = None if own_source else candidate_id
             if report is None:
                 continue

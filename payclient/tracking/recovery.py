@@ -54,12 +54,8 @@ async def _recover(poller: Poller, record: Record) -> Record:
 
 async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:
     """Return the changes of one attempt, each with what its event said beside the record, the newest first."""
-    changes = await ledger.history(record.client_transaction_id)
-    return [
-        (each, orjson.loads(each.detail or "{}"))
-        for each in reversed(changes)
-        if each.attempt == record.attempt
-    ]
+    found = reversed(await ledger.history(record.client_transaction_id))
+    return [(each, orjson.loads(each.detail or "{}")) for each in found if each.attempt == record.attempt]
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
@@ -146,10 +142,8 @@ async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> b
     """Return whether the events are one conflict that the attempt's history has: it was written and logged before."""
     if len(events) != 1 or not isinstance(events[0], Conflicted):
         return False
-    history = await history_of(ledger, record)
-    return any(
-        change.event == Conflicted.__name__ and said["what"] == events[0].what for change, said in history
-    )
+    # Of all events only a conflict says `what`.
+    return any(said.get("what") == events[0].what for _, said in await history_of(ledger, record))
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

@@ -322,6 +322,16 @@ class Gate:
         self.there.set()
         await self.go.wait()
 
+    def before(self, service: Transport, path: str) -> Transport:
+        """A transport that holds up the requests whose path ends so."""
+
+        async def held_up(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+            if request.path.endswith(path):
+                await self()
+            return await service(request, before_send)
+
+        return held_up
+
 
 class Held:
     """A script: the request is taken as `then` says, which sets `there`, and answered once `go` is set."""

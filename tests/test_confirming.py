@@ -46,7 +46,7 @@ from payclient.tracking import leases
 from payclient.tracking.confirmations import MOST_REFUSALS
 from payclient.tracking.recovery import LOOK_BACK
 from payclient.tracking.returned_form import MOST_IDS
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 
 State = payclient.State
 Said = Callable[[], HttpResponse]
@@ -543,15 +543,12 @@ async def test_a_push_that_nobody_answers_is_withdrawn(service: FakeService) -> 
 async def test_what_is_named_while_a_withdrawal_is_on_its_way_is_queried_first(service: FakeService) -> None:
     """Only a query by its id can tell of it: of two transactions that a repeated POST had created it was paid."""
     gate = Gate()
-
-    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path == "/api/Cancel":
-            await gate()
-        return await service(request, before_send)
-
     cancel = UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="clientId")
-    options: dict[str, Any] = {"profile": attrs.evolve(BLIND, cancel=cancel), "transport": slow}
-    async with selling(service, posted(1, lost_answer), **options) as (tracker, pending):
+    slow, profile = gate.before(service, "/api/Cancel"), attrs.evolve(BLIND, cancel=cancel)
+    async with selling(service, posted(1, lost_answer), profile=profile, transport=slow) as (
+        tracker,
+        pending,
+    ):
         withdrawing = asyncio.create_task(tracker.cancel(pending))
         await gate.there.wait()
         service.sales[1000]["transactionStatus"] = "Approved"
@@ -565,13 +562,8 @@ async def test_what_is_named_while_a_withdrawal_is_on_its_way_is_queried_first(s
 async def test_a_withdrawal_goes_on_when_its_caller_is_cancelled(service: FakeService) -> None:
     """As a web framework does it: where no status can be queried, nothing but the answer tells of it."""
     gate = Gate()
-
-    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path == "/api/Cancel":
-            await gate()
-        return await service(request, before_send)
-
     profile = attrs.evolve(PROFILE, status=None, confirm=None)
+    slow = gate.before(service, "/api/Cancel")
     async with selling(service, profile=profile, transport=slow) as (tracker, pending):
         withdrawing = asyncio.create_task(tracker.cancel(pending))
         await gate.there.wait()
@@ -876,14 +868,8 @@ async def test_a_payment_that_is_not_ours_is_not_confirmed_by_a_query(service: F
 
 async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeService) -> None:
     """The service hangs with another id of the form: nobody knows, and the page is answered."""
-    stalled = asyncio.Event()
-
-    async def hanging(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path.endswith("/Confirm"):
-            await stalled.wait()
-        return await service(request, before_send)
-
-    async with tracking(service, profile=BLIND, transport=hanging) as tracker:
+    gate = Gate()
+    async with tracking(service, profile=BLIND, transport=gate.before(service, "/Confirm")) as tracker:
         await tracker.prepare(form())
         forged = asyncio.create_task(tracker.returned(back(1)))
         real = asyncio.create_task(tracker.returned(service.pay("form-1")))
@@ -891,7 +877,7 @@ async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeSer
         assert not real.done()
         await service.clock.advance(2)
         assert {(await forged).paid, (await real).paid} == {None}
-        stalled.set()
+        gate.go.set()
         await until(service, lambda: 5001 in service.confirmed, 60)
 
 

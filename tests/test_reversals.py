@@ -147,14 +147,8 @@ async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
 async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_another: bool) -> None:
     """A query finds it paid while the request to give it back is on its way, which by then should have ended."""
     gate, one = Gate(), SharedLedger()
-
-    async def slowly(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path == "/api/Reverse":
-            await gate()
-        return await service(request, before_send)
-
     async with (
-        tracking(service, one, PROFILE, transport=slowly) as tracker,
+        tracking(service, one, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
         tracking(service, SharedLedger(one), PROFILE) as other,
     ):
         reversing = asyncio.create_task(tracker.reverse(await paid(service, tracker)))
@@ -375,12 +369,7 @@ async def test_a_check_without_a_query_hangs_no_later_wait(service: Service, can
 async def test_a_wall_clock_that_jumps_calls_nothing_paid_that_is_being_given_back(service: Service) -> None:
     """It is looked at while the request is on its way: "accepted" counts no sooner, and the answer is the outcome."""
     gate = Gate()
-
-    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path == "/api/Reverse":
-            await gate()
-        return await service(request, before_send)
-
+    slow = gate.before(service, "/api/Reverse")
     async with tracking(service, profile=PROFILE, transport=slow) as tracker:
         pending = await paid(service, tracker)
         await (await pending_of(tracker)).check()

@@ -410,7 +410,9 @@ async def test_a_refused_form_stays_refused(service: FakeService) -> None:
 async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService) -> None:
     service.confirm_scripts = [reset] * 3
     async with prepared(service, BLIND) as tracker:
+        pending = await pending_of(tracker, "form-1")
         await tracker.returned(service.pay("form-1"))
+        assert pending.notified_at is not None
         record, tries = await record_in(service.ledger, "form-1"), service.confirms[5001]
         await service.ledger.apply(record, FoundAccepted(at=1.0, transaction_id=5001))
         await service.clock.advance(60)

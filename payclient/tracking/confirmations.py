@@ -116,18 +116,16 @@ class Confirmer:
         """
         if not self.confirms or record.state in OVER:
             return report
+        form, waits = self._form(record), False
         if report.state == "Cancelado":
-            is_final = not self._confirm_others(self._form(record), report)
-            return report if is_final else attrs.evolve(report, state="Pendiente")
-        if report.state != "Aceptado" or find_mismatch(record, report):
-            return report  # it shows no payment of this form
-        form = self._form(record)
-        if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
-            self.forget(form)
-            return report  # the service would have reversed an unconfirmed payment by now
-        if report.transaction_id is not None:
-            self._confirm(form, report.transaction_id)
-        return attrs.evolve(report, state="Pendiente")
+            waits = self._confirm_others(form, report)
+        elif report.state == "Aceptado" and not find_mismatch(record, report):
+            # Later the service would have reversed an unconfirmed payment.
+            waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
+            if waits and report.transaction_id is not None:
+                self._confirm(form, report.transaction_id)
+        self.forget(form)
+        return attrs.evolve(report, state="Pendiente") if waits else report
 
     def _form(self, record: Record) -> ReturnedForm:
         """Return the form's confirmations, with its newest record."""
@@ -314,7 +312,6 @@ class Confirmer:
         for transaction_id in others:
             if not form.has_seen(transaction_id):
                 self._confirm(form, transaction_id)
-        self.forget(form)
         return bool(others)
 
     async def _take(self, form: ReturnedForm, current: Confirmation, reading: Reading) -> bool:

@@ -275,9 +275,7 @@ async def settled(asks: OpenAsks, record: Record) -> Outcome:
         if not record.state.decided:
             raise
         newest = None
-    if newest is not None and newest.attempt == record.attempt:
-        record = newest
-    return Outcome.of(record)
+    return Outcome.of(newest if newest is not None and newest.attempt == record.attempt else record)
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:

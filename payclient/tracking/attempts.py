@@ -224,33 +224,21 @@ class Attempts:
         if known is None or known.state is State.REFUSED:
             attempt.before = known
             try:
-                return await self._send_new(attempt, asks)
+                await self._check_free(attempt, asks)
+                event = await self._post(attempt)
             except PermitDeniedError:
                 known = await self._ledger.get(identifier)
+            except Exception as error:
+                if attempt.record is None:
+                    raise  # no byte has left
+                return await self._write_failure(attempt, attempt.record, error)
+            else:
+                assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
+                return await self._asks.write(attempt.record, event)
         if known is None:
             raise LedgerUnavailableError("the ledger refused the permit and holds no attempt")
         attempt.check_same(known.digest, known.purchase)
         return known
-
-    async def _send_new(self, attempt: Attempt, asks: list[Record]) -> Record:
-        """Take the permit, POST, and write how it ended."""
-        before = attempt.before
-        if (
-            before is not None
-            and attempt.purchase is None
-            and before.purchase != before.client_transaction_id
-        ):
-            asks = await self._ledger.asks(before.purchase)
-        if asks or before is not None:
-            await self._check_free(attempt, asks)
-        try:
-            event = await self._post(attempt)
-        except Exception as error:
-            if attempt.record is None:
-                raise  # no byte has left
-            return await self._write_failure(attempt, attempt.record, error)
-        assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
-        return await self._asks.write(attempt.record, event)
 
     async def _check_free(self, attempt: Attempt, asks: list[Record]) -> None:
         """Raise where the purchase is paid or open, so that it costs no connection.
@@ -258,7 +246,12 @@ class Attempts:
         What ended unpaid, and may exist all the same, is queried first. Raises `PermitDeniedError` where that is the
         earlier attempt of the same id.
         """
-        before, new = attempt.before, self._record(attempt)
+        before, identifier = attempt.before, attempt.request.client_transaction_id
+        if before is not None and attempt.purchase is None and before.purchase != identifier:
+            asks = await self._ledger.asks(before.purchase)
+        if before is None and not asks:
+            return
+        new = self._record(attempt)
         if holder := find_holder(self._poller, asks, new):
             raise refusal_of(self._poller, holder)
         newest = {each.client_transaction_id: each for each in (*asks, *([before] if before else ()))}

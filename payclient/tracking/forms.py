@@ -230,7 +230,10 @@ class Forms:
                 )
                 new = Record(client_transaction_id=free, purchase=key, created_at=now)
                 if (holder := find_holder(self._poller, asks, new)) is not None:
-                    await self._await_links(holder, until)
+                    is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
+                    if not is_prepared_now or self._clock.monotonic() >= until:
+                        raise refusal_of(self._poller, holder)
+                    await sleep(self._clock, LOOK_AGAIN)  # for the links that another process gets
                     continue
                 if await self._query_unknown(asks, queried):
                     continue  # one of them may be found by now
@@ -242,13 +245,6 @@ class Forms:
                 tries -= 1
                 if not tries or (isinstance(error, RefusedError) and not await self._is_prepared(error)):
                     raise
-
-    async def _await_links(self, holder: Record, until: float) -> None:
-        """Wait a moment for the form that another process prepares right now. Raises for any other open or paid ask."""
-        is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
-        if not is_prepared_now or self._clock.monotonic() >= until:
-            raise refusal_of(self._poller, holder)
-        await sleep(self._clock, LOOK_AGAIN)
 
     async def _query_unknown(self, asks: list[Record], queried: set[str]) -> bool:
         """Query the forms of unknown outcome that are not in `queried`, and add them. Return whether there were any."""

@@ -211,7 +211,8 @@ class Attempts:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as ended:
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None:
-                event = self._event_of(ended, attempt, record)
+                # The caller of a form that was prepared has its links.
+                event = self._prepared() if attempt.result else self._event_of(ended, attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
@@ -345,8 +346,6 @@ class Attempts:
         """Return the event of a send that ended in an error; our own errors after the permit prove nothing."""
         at = self._clock.time()
         match error:
-            case _ if attempt.result is not None:
-                return self._prepared()  # its caller has the links
             case RefusedError():
                 return Refused(
                     at=at,

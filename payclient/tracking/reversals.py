@@ -22,9 +22,6 @@ from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.wire import undo_request
 
-#: Seconds between the queries after a cancel that came too late, or whose answer was lost.
-CHECKS = (1.0, 2.0)
-
 
 def _one_id(record: Record, by_transaction_id: object) -> dict[str, Any]:
     """Return the id by which a request names the sale: the service's where it is known, and the profile has a path."""
@@ -54,6 +51,17 @@ async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bo
         return can_see(record)  # the token may be renewed since
     is_ours = {report.transaction_id, *report.others} <= {None, record.transaction_id}
     return is_ours and not (unless_paid and report.state == "Aceptado")
+
+
+async def _check_anew(poller: Poller, record: Record) -> Outcome:
+    """Query an ask, and use no answer to an earlier query: it may be older than the request to take it back."""
+    ask = poller.asks.find(record.client_transaction_id)
+    if ask is not None and poller.policy.can_query:
+        if ask.task is not None:
+            await asyncio.wait([ask.task])
+        earliest = ask.queried_at + poller.policy.least_gap
+        await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
+    return await poller.check(record)
 
 
 # --- A push request that nobody answered
@@ -86,16 +94,7 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
         candidate_ids = record.candidate_ids if are_settled else ()
         withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
         return Outcome.of(await poller.asks.write(record, withdrawn))
-    if not poller.policy.can_query:
-        return Outcome.of(record)
-    outcome = await poller.check(record)
-    for seconds in CHECKS:
-        if outcome.state.decided:
-            break
-        # A query a second for a sale at most: one may have been made just before.
-        await sleep(poller.clock, seconds * poller.policy.least_gap)
-        outcome = await poller.check(record)
-    return outcome
+    return await _check_anew(poller, record)
 
 
 # --- A payment
@@ -151,10 +150,16 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
         code = refused.error_code
         refusal = ReversalRefused(at=clock.time(), error_code=code, permitted_until=until)
         # A proxy may have repeated the request: the first gave the money back, and the second was refused.
-        outcome = await _check_anew(poller, await asks.write(permitted, refusal))
-        if outcome.state is not State.REVERSED:
-            raise
-        return outcome
+        record = await asks.write(permitted, refusal)
+        outcome = await _check_anew(poller, record)
+        if outcome.state is State.REVERSED:
+            return outcome
+        # Go on in the background until the service has answered, and once more when a copy of the request that was
+        # late on its way has been executed.
+        if (ask := asks.find(identifier)) is None or not ask.is_answered:
+            poller.recheck(record)
+        poller.recheck(record, after=2 * total)
+        raise
     except BaseException as error:
         asks.follow(permitted)  # a query tells
         if isinstance(error, (OutcomeUnknownError, asyncio.CancelledError)):  # a closing tracker cancels it
@@ -165,24 +170,3 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
         return await poller.check(permitted)
     given_back = Reversed(at=clock.time(), reversed_id=permitted.transaction_id)
     return Outcome.of(await asks.write(permitted, given_back))
-
-
-async def _check_anew(poller: Poller, record: Record) -> Outcome:
-    """Query a payment whose reversal was refused, and go on in the background until the service has answered.
-
-    An answer to an earlier query is not used: it may be older than the reversal. Where it is still paid, it is queried
-    once more when a copy of the request that was late on its way has been executed.
-    """
-    ask = poller.asks.find(record.client_transaction_id)
-    if ask is not None:
-        if ask.task is not None:
-            await asyncio.wait([ask.task])
-        earliest = ask.queried_at + poller.policy.least_gap
-        await sleep(poller.clock, max(earliest - poller.clock.monotonic(), 0.0))
-    outcome = await poller.check(record)
-    ask = poller.asks.find(record.client_transaction_id)
-    if outcome.state is State.ACCEPTED:
-        if ask is None or not ask.is_answered:
-            poller.recheck(record)
-        poller.recheck(record, after=2 * poller.policy.total_timeout)
-    return outcome

@@ -216,8 +216,7 @@ class Forms:
         check_purchase(key)
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin must be 0 or more and less than {self._lifetime:g} seconds")
-        tries, queried = GENERATIONS, set[str]()
-        until = self._clock.monotonic() + self._poller.policy.total_timeout
+        tries, until = GENERATIONS, self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
             asks = await self._ledger.asks(key)
             if (form := await self._find_live(key, asks, margin)) is not None:
@@ -235,8 +234,6 @@ class Forms:
                         raise refusal_of(self._poller, holder)
                     await sleep(self._clock, LOOK_AGAIN)  # for the links that another process gets
                     continue
-                if await self._query_unknown(asks, queried):
-                    continue  # one of them may be found by now
                 task = self._start(key, free, make_request)
             try:
                 return await asyncio.shield(task)
@@ -245,17 +242,6 @@ class Forms:
                 tries -= 1
                 if not tries or (isinstance(error, RefusedError) and not await self._is_prepared(error)):
                     raise
-
-    async def _query_unknown(self, asks: list[Record], queried: set[str]) -> bool:
-        """Query the forms of unknown outcome that are not in `queried`, and add them. Return whether there were any."""
-        # The answer was lost, so that this ledger has no links. Another ledger may have prepared the same id.
-        unknown = [
-            each for each in asks if each.state is State.UNKNOWN and each.client_transaction_id not in queried
-        ]
-        for record in unknown:
-            await self._poller.check(record)
-            queried.add(record.client_transaction_id)
-        return bool(unknown)
 
     def _start(
         self, key: str, identifier: str, make_request: Callable[[str], PrepareRequest]

@@ -416,14 +416,14 @@ class Poller:
             self.notified(record, again=True)
 
     async def query_unqueried(self, record: Record) -> Record | None:
-        """Query an ask that ended unqueried, and return its record; None: another one may be sent beside it."""
+        """Query an ask that nobody could query, and return its record; None: another one may be sent beside it."""
         if is_presumed(record) or (ask := self.asks.follow(record)) is None:
             return None
         await self._query_soon(ask)
         if ask.record.state is State.EXPIRED and ask.is_answered:
             await self._exhaust(ask)
             return None
-        return None if ask.record.state is State.CANCELLED else ask.record
+        return None if ask.record.state in (State.CANCELLED, State.UNKNOWN) else ask.record
 
     def _may_query_now(self) -> bool:
         """Return whether a query may be made at all, and the service does not want a pause."""

@@ -240,13 +240,17 @@ class Refusals:
         """
         if before.kind == "sale" and before.state is State.REFUSED and await self._may_exist(before):
             return await self._find_refused(before)
-        policy = self._poller.policy
-        if before.state is not State.EXPIRED or not policy.can_query or not policy.follows(before):
+        policy, may_exist = self._poller.policy, False
+        if before.kind == "form" and before.state is State.UNKNOWN:
+            may_exist = True  # nobody here has its links, and another ledger may have prepared the same id
+        elif before.state is State.EXPIRED:
+            # Its process could query no status. One that was queried to the end may be asked beside.
+            history = await history_of(self._poller.asks.ledger, before)
+            ends = (said for change, said in history if change.event == Exhausted.__name__)
+            may_exist = bool(next(ends, None))
+        if not may_exist or not policy.can_query or not policy.follows(before):
             return None
-        # Its process could query no status. One that was queried to the end may be asked beside.
-        history = await history_of(self._poller.asks.ledger, before)
-        ends = (said for change, said in history if change.event == Exhausted.__name__)
-        return await self._poller.query_unqueried(before) if next(ends, None) else None
+        return await self._poller.query_unqueried(before)
 
     async def _find_refused(self, before: Record) -> Record | None:
         try:

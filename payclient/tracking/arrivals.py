@@ -37,11 +37,9 @@ class Arrivals:
             if self._may_note_another():
                 self._poller.recheck(record)
             return Receipt.LATE
-        receipt, confirmer = await self._notify(notification, ask, record), self._poller.confirmer
-        if confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
-            newest = await self._ledger.get(notification.client_transaction_id)
-            if newest is not None and newest.kind == "form":
-                confirmer.confirm_named(newest, [notification.transaction_id])
+        receipt = await self._notify(notification, ask, record)
+        if record.kind == "form" and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
+            self._poller.confirmer.confirm_named(record, [notification.transaction_id])
         return receipt
 
     async def _notify(self, notification: Notification, ask: Followed | None, record: Record) -> Receipt:

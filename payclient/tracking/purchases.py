@@ -96,19 +96,18 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
     """Return until when another ask of the purchase is refused because one is open."""
     another = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
     holder = find_holder(poller, records, another)
-    if holder is None or holder.state in PAID:
-        return None
-    until = _open_until(poller, holder)
-    return holder.created_at + poller.policy.longest_life[holder.kind] if until is None else until
+    return None if holder is None or holder.state in PAID else _open_until(poller, holder)
 
 
-def _open_until(poller: Poller, holder: Record) -> float | None:
-    """Return until when an open ask holds its purchase, in UTC seconds; None where its record does not say."""
-    if holder.links_dead_at is None:
-        return holder.expires_at
-    if holder.state is State.CANCELLED or holder.links_dead_at <= poller.clock.time():
-        return poller.policy.closed_until(holder)
-    return holder.links_dead_at
+def _open_until(poller: Poller, holder: Record) -> float:
+    """Return until when, about, an open ask holds its purchase, in UTC seconds."""
+    policy, dead_at = poller.policy, holder.links_dead_at
+    if dead_at is None:
+        ends = holder.created_at + policy.longest_life[holder.kind]
+        return ends if holder.expires_at is None else holder.expires_at
+    if holder.state is State.CANCELLED or dead_at <= poller.clock.time():
+        return policy.closed_until(holder)
+    return dead_at
 
 
 def refusal_of(poller: Poller, holder: Record) -> PayError:

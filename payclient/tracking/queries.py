@@ -213,7 +213,7 @@ def _storable(report: StatusReport) -> StatusReport:
 
 
 class Refusals:
-    """Finds what exists though it was refused: proxies repeat a POST, and we may see the answer to the second."""
+    """Finds what exists though it was refused, since proxies repeat a POST, or though nobody could query it."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller

@@ -6,8 +6,8 @@ A query that fails raises in no wait: the ask is queried again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -22,6 +22,7 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Evidence, Exhausted, Lost
+from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
@@ -212,6 +213,27 @@ def _storable(report: StatusReport) -> StatusReport:
     return attrs.evolve(report, state=state, receipt=receipt, reason=reason)
 
 
+def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], codes: Set[int]) -> bool:
+    """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
+
+    The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
+    """
+    match before.kind, before.state:
+        case "form", State.UNKNOWN:
+            return True  # nobody here has its links, and another ledger may have prepared the same id
+        case _, State.EXPIRED:
+            # Its process could query no status. One that was queried to the end may be asked beside.
+            ends = (said for change, said in history if change.event == Exhausted.__name__)
+            return bool(next(ends, None))
+        case "sale", State.REFUSED if before.archived or before.notified_at is not None:
+            return True  # an archived attempt may have been notified: the ledger keeps that no more
+        case "sale", State.REFUSED if before.evidence is Evidence.ANSWER:
+            is_known = before.error_type == CustomerBusyError.__name__ or before.error_code in codes
+            # An inner code may have said so, which only the history has.
+            return is_known or any(said.get("exists") for _, said in history)
+    return False
+
+
 class Refusals:
     """Finds what exists though it was refused, since proxies repeat a POST, or though nobody could query it."""
 
@@ -238,19 +260,15 @@ class Refusals:
         Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        if before.kind == "sale" and before.state is State.REFUSED and await self._may_exist(before):
-            return await self._find_refused(before)
-        policy, may_exist = self._poller.policy, False
-        if before.kind == "form" and before.state is State.UNKNOWN:
-            may_exist = True  # nobody here has its links, and another ledger may have prepared the same id
-        elif before.state is State.EXPIRED:
-            # Its process could query no status. One that was queried to the end may be asked beside.
-            history = await history_of(self._poller.asks.ledger, before)
-            ends = (said for change, said in history if change.event == Exhausted.__name__)
-            may_exist = bool(next(ends, None))
-        if not may_exist or not policy.can_query or not policy.follows(before):
+        asks, policy = self._poller.asks, self._poller.policy
+        has_ended = before.state in (State.REFUSED, State.EXPIRED)
+        history = await history_of(asks.ledger, before) if has_ended else []
+        if not may_exist(before, history, self._duplicates):
             return None
-        return await self._poller.query_unqueried(before)
+        if before.state is State.REFUSED:
+            return await self._find_refused(before)
+        is_found = policy.can_query and policy.follows(before)
+        return await self._poller.query_unqueried(before) if is_found else None
 
     async def _find_refused(self, before: Record) -> Record | None:
         try:
@@ -277,21 +295,6 @@ class Refusals:
         if report.state == "Aceptado" and not is_paid:
             raise LedgerUnavailableError(f"{what} is paid, which the ledger did not take; nothing was sent")
         return before if is_paid else None
-
-    async def _may_exist(self, before: Record) -> bool:
-        """Return whether a refused attempt may exist: it was notified, or refused because of what exists.
-
-        The query after such a refusal may have come too early. An archived attempt may have been notified: the ledger
-        keeps that no more.
-        """
-        if before.archived or before.notified_at is not None:
-            return True
-        if before.evidence is not Evidence.ANSWER:
-            return False
-        if before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates:
-            return True
-        # An inner code may have said so, which only the history has.
-        return any(said.get("exists") for _, said in await history_of(self._poller.asks.ledger, before))
 
     async def _find(self, before: Record) -> StatusReport | None:
         """Query by each transaction id that was named, then by client transaction id; return the first that decides.

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import payclient
 from payclient.events import Event
-from payclient.ledger import Change
+from payclient.ledger import Change, Found
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
 
@@ -120,9 +120,8 @@ class FailingLedger(MemoryLedger):
 
     async def peek(self, client_transaction_id: str) -> Record:
         """What it holds, also while it fails."""
-        record = await super().get(client_transaction_id)
-        assert record is not None
-        return record
+        found, _ = await super().find((client_transaction_id,))
+        return found[client_transaction_id][-1]
 
     async def permit(self, record: Record) -> bool:
         self._check("permit")
@@ -132,17 +131,9 @@ class FailingLedger(MemoryLedger):
         self._check("apply")
         return await super().apply(record, event)
 
-    async def get(self, client_transaction_id: str) -> Record | None:
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
         self._check("get")
-        return await super().get(client_transaction_id)
-
-    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
-        self._check("get")
-        return await super().look_up(client_transaction_id, purchase)
-
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        self._check("get")
-        return await super().get_many(client_transaction_ids)
+        return await super().find(ids, purchase)
 
     async def drop_links(self, now: float) -> float | None:
         self._check("drop_links")

@@ -182,7 +182,7 @@ async def test_what_an_archived_attempt_still_forbids(url: str, tmp_path: Path) 
             ledger, "refused", Created(at=NOW, transaction_id=8, expires_at=NOW),
             FoundAccepted(at=NOW, transaction_id=8), attempt=2,
         )  # fmt: skip
-        attempts = (await ledger.attempts(["refused"]))["refused"]
+        attempts = (await ledger.find(["refused"]))[0]["refused"]
         assert ([each.archived for each in attempts], attempts[-1]) == ([True, False], second)
 
 

@@ -157,8 +157,9 @@ async def test_an_id_and_a_purchase_are_looked_up_at_once(ledger: Ledger) -> Non
     await permitted(ledger, attrs.evolve(sale("order"), purchase="another"))
     names = ("first", "order", "another", "nobody")
     pairs = [(identifier, purchase) for identifier in names for purchase in names]
-    found = await asyncio.gather(*(ledger.look_up(*pair) for pair in pairs))
-    assert found == [(await ledger.get(one), await ledger.asks(other)) for one, other in pairs]
+    found = await asyncio.gather(*(ledger.find((one,), other) for one, other in pairs))
+    newest = [(each and each[one][-1], asks) for (one, _), (each, asks) in zip(pairs, found, strict=True)]
+    assert newest == [(await ledger.get(one) or {}, await ledger.asks(other)) for one, other in pairs]
 
 
 async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

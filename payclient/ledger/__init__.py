@@ -58,6 +58,10 @@ class Change:
     detail: str | None = None
 
 
+#: The attempts of each client transaction id, and those of a purchase.
+Found = tuple[dict[str, list[Record]], list[Record]]
+
+
 class PurchaseHeldError(Exception):
     """Another ask of the same purchase is paid, or may yet be paid: nothing was permitted. `holder` is that ask."""
 
@@ -81,20 +85,13 @@ class Ledger(Protocol):
     still carried out, in order.
     """
 
-    @property
-    def digest_key(self) -> bytes:
-        """32 random bytes of this ledger's own, with which content and lanes are hashed.
-
-        The key keeps two ledgers apart and hides nothing from a reader of the ledger, who can test guesses with it.
-        """
-
-    @property
-    def location(self) -> str:
-        """The address of this ledger, with the absolute path of a file and without any user or password."""
-
-    @property
-    def created(self) -> bool:
-        """Whether this opening made the ledger: a new one knows no earlier charge."""
+    #: 32 random bytes of this ledger's own, with which content and lanes are hashed. The key keeps two ledgers apart
+    #: and hides nothing from a reader of the ledger, who can test guesses with it.
+    digest_key: bytes
+    #: The address of this ledger, with the absolute path of a file and without any user or password.
+    location: str
+    #: Whether this opening made the ledger: a new one knows no earlier charge.
+    created: bool
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         """Return the digest of the service that this ledger is used with.
@@ -120,20 +117,23 @@ class Ledger(Protocol):
         the same credentials.
         """
 
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+        """Return every attempt of those client transaction ids that have one, where number n stands at n - 1, and every
+        attempt of a purchase in the order of their permits, in one round trip.
+        """
+
     async def get(self, client_transaction_id: str) -> Record | None:
         """Return the newest attempt of a client transaction id."""
+        return (await self.get_many((client_transaction_id,))).get(client_transaction_id)
 
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         """Return the newest attempts of those ids that have one."""
-
-    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        """Return every attempt of those ids that have one: number n stands at n - 1."""
+        found, _ = await self.find(client_transaction_ids)
+        return {key: attempts[-1] for key, attempts in found.items()}
 
     async def asks(self, purchase: str) -> list[Record]:
         """Return every attempt of a purchase, in the order of their permits."""
-
-    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
-        """Return what `get` and `asks` return, in one round trip."""
+        return (await self.find((), purchase))[1]
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         """Keep the links of a form until a time (UTC seconds): secrets, which no other method returns."""

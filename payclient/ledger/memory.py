@@ -9,17 +9,8 @@ from operator import attrgetter
 
 from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
-from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
-from payclient.ledger.records import (
-    FEED,
-    check_fresh,
-    describe,
-    may_permit,
-    moved,
-    overpaid,
-    purchase_holder,
-    sanitize_event,
-)
+from payclient.ledger import Change, Found, Ledger, TransactionTakenError
+from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid, sanitize_event
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
@@ -28,14 +19,14 @@ __all__ = ["MemoryLedger"]
 Key = tuple[str, int]
 
 
-class MemoryLedger:
+class MemoryLedger(Ledger):
     """The ledger in a dict. Nothing here awaits, so nothing can come between a check and its write."""
 
     location = "memory:"
     created = True
 
     def __init__(self) -> None:
-        self.digest_key: bytes = secrets.token_bytes(32)
+        self.digest_key = secrets.token_bytes(32)
         self._environment: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
@@ -60,10 +51,8 @@ class MemoryLedger:
     async def permit(self, record: Record) -> bool:
         attempts = self._of(record.client_transaction_id)
         check_fresh(record)
-        if not may_permit(attempts, record):
+        if not may_permit(attempts, self._asks(record.purchase), record):
             return False
-        if known := purchase_holder(self._asks(record.purchase), record):
-            raise PurchaseHeldError(known)
         self._attempts.setdefault(record.client_transaction_id, attempts).append(record)
         key = (record.client_transaction_id, record.attempt)
         self._permits.append(key)
@@ -96,24 +85,11 @@ class MemoryLedger:
         self._check_open()
         return [self._attempts[identifier][attempt - 1] for identifier, attempt in keys]
 
-    def _asks(self, purchase: str) -> list[Record]:
-        return self._records(self._purchases.get(purchase, ()))
+    def _asks(self, purchase: str | None) -> list[Record]:
+        return self._records(self._purchases.get(purchase or "", ()))
 
-    async def get(self, client_transaction_id: str) -> Record | None:
-        attempts = self._of(client_transaction_id)
-        return attempts[-1] if attempts else None
-
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        return {each: attempts[-1] for each in client_transaction_ids if (attempts := self._of(each))}
-
-    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        return {each: list(attempts) for each in client_transaction_ids if (attempts := self._of(each))}
-
-    async def asks(self, purchase: str) -> list[Record]:
-        return self._asks(purchase)
-
-    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
-        return await self.get(client_transaction_id), await self.asks(purchase)
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+        return {each: list(attempts) for each in ids if (attempts := self._of(each))}, self._asks(purchase)
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         if len(self._of(record.client_transaction_id)) >= record.attempt:

@@ -17,7 +17,7 @@ import asyncpg
 
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Batch, Operation, Rows, Write, resolve
+from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.postgres_connection import (
     FAULTS,
     POLL,
@@ -140,12 +140,12 @@ class PostgresWriter(Writer):
     def _hand_over(self) -> None:
         self._work.set()
         if self.task.done():  # somebody cancelled all tasks of the loop
-            self._refuse_pending()
+            self._refuse(self._pending)
 
-    def _refuse_pending(self) -> None:
-        batch, self._pending = Batch(self._pending), []
-        batch.fail(LedgerUnavailableError("the ledger was closed"))
-        resolve(batch.answers)
+    def _refuse(self, operations: list[Operation]) -> None:
+        self._pending = []
+        fail(operations, LedgerUnavailableError("the ledger was closed"))
+        resolve(operations)
 
     def stop(self) -> None:
         self._stopping = True
@@ -174,18 +174,20 @@ class PostgresWriter(Writer):
                     await self._work.wait()
                     continue
                 operations, self._pending = self._pending[:MOST], self._pending[MOST:]
-                await self._carry_out(Batch(operations, self._paid))
+                await self._carry_out(operations)
                 operations = []
             if self._database is not None:
                 with suppress(*FAULTS):
                     await self._database.connection.close(timeout=1.0)
         finally:
             self._lose()
-            self._pending = operations + self._pending
-            self._refuse_pending()
+            self._refuse(operations + self._pending)
 
-    async def _reach(self) -> LedgerUnavailableError | None:
-        """Connect again where the connection was lost; return the fault of a server that is away for longer."""
+    async def _reach(self) -> PostgresDatabase:
+        """Return the database, connected again where the connection was lost.
+
+        Raises `LedgerUnavailableError` where the server is away for longer.
+        """
         until, wait = self.loop.time() + PATIENCE, pauses()
         while self._database is None or self._database.connection.is_closed():
             await asyncio.sleep(next(wait))
@@ -200,25 +202,23 @@ class PostgresWriter(Writer):
                 self._lose()
                 self._failed(fault := unavailable(error, "reached"))
                 if self.loop.time() >= until:
-                    return fault
-        return None
+                    raise fault from None
+        return self._database
 
-    async def _carry_out(self, batch: Batch) -> None:
+    async def _carry_out(self, operations: list[Operation]) -> None:
         """Answer every operation of a batch, then notify the other processes of its news."""
-        fault = await self._reach()
-        if fault is None and self._database is not None:
-            self._database.permits_of = (self.owner, *self.lease)
-            try:
-                await batch.write(self._database)
-                await batch.read(self._database)
-            except Exception as error:  # every waiting caller gets an answer
-                fault = unavailable(error, "read or written")
-                self._lose()
-                self._failed(fault)
-        if fault is not None:
-            batch.fail(fault)
-        resolve(batch.answers)
-        if (news := _news(batch)) and self._database is not None:
+        writes = writes_of(operations)
+        try:
+            database = await self._reach()
+            database.permits_of = (self.owner, *self.lease)
+            await write(database, writes, self._paid)
+            await read(database, operations)
+        except Exception as error:  # every waiting caller gets an answer
+            self._lose()
+            self._failed(fault := unavailable(error, "read or written"))
+            fail(operations, fault)
+        resolve(operations)
+        if (news := _news(writes)) and self._database is not None:
             # In a transaction of its own, which waits for no disk: NOTIFY lets commits wait for each other.
             try:
                 await self._database.fetch("notify", (self._server.schema, news))
@@ -226,11 +226,11 @@ class PostgresWriter(Writer):
                 self._lose()
 
 
-def _news(batch: Batch) -> list[str]:
+def _news(writes: list[Write]) -> list[str]:
     """Return the ids of what was notified or decided; an empty one stands for those that NOTIFY has no room for."""
     found = set()
-    for write in batch.writes:
-        before, after = write.record, batch.answers[write]
+    for each in writes:
+        before, after = each.record, each.answer
         if isinstance(after, Record):
             hinted = (after.notified_at, after.candidate_ids) != (before.notified_at, before.candidate_ids)
             if hinted or (after.state is not before.state and after.state in FEED):

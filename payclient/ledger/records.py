@@ -13,7 +13,7 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerMissingError, TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
-from payclient.ledger import Change
+from payclient.ledger import Change, PurchaseHeldError
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
 from payclient.logs import ledger_log as log
 
@@ -332,32 +332,36 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
 def check_fresh(record: Record) -> None:
     """Raise `TransitionError` where no permit is for this record."""
     if record.state is not State.SENDING or record.version != 0:
-        raise TransitionError(
-            "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
-        )
+        raise _refusal(record, "a permit is for a fresh attempt")
 
 
-def may_permit(attempts: Sequence[Record], record: Record) -> bool:
-    """Return whether those attempts allow this one. Raises `TransitionError` where the one before it is missing."""
+def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Record) -> bool:
+    """Return whether the attempts of its id allow this one.
+
+    Raises `TransitionError` where the one before it is missing, `PurchaseHeldError` where an ask of its purchase
+    denies it.
+    """
     if attempts and (len(attempts) >= record.attempt or attempts[-1].state is not State.REFUSED):
         return False
     if len(attempts) != record.attempt - 1:
-        raise TransitionError(
-            "the attempt before it is missing", client_transaction_id=record.client_transaction_id
-        )
+        raise _refusal(record, "the attempt before it is missing")
+    if holder := purchase_holder(asks, record):
+        raise PurchaseHeldError(holder)
     return True
 
 
 def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Record, Record]:
     """Return the attempt as it is and as the event leaves it. Raises `TransitionError`, as `advance` does."""
     if not 1 <= record.attempt <= len(attempts):
-        raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
+        raise _refusal(record, "no such attempt")
     before = attempts[record.attempt - 1]
     after = advance(before, event)
     is_corrected = before.state is State.REFUSED and after.state is not State.REFUSED
     if is_corrected and record.attempt < len(attempts):
-        raise TransitionError(
-            f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now",
-            client_transaction_id=record.client_transaction_id,
-        )
+        words = f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now"
+        raise _refusal(record, words)
     return before, after
+
+
+def _refusal(record: Record, words: str) -> TransitionError:
+    return TransitionError(words, client_transaction_id=record.client_transaction_id)

@@ -18,7 +18,7 @@ from typing import Any
 
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Batch, Operation, Rows, resolve
+from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
     Connect,
@@ -38,8 +38,6 @@ _CHUNKS = (128, 64, 32, 16, 8, 4, 2, 1)
 #: Columns at the end of a change that most changes leave NULL. Binding a None takes as long as storing ten.
 _SELDOM = 8
 _NOTHING = (None,) * _SELDOM
-
-_ENDED = "the ledger's thread has ended: open the ledger again"
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
@@ -136,12 +134,12 @@ class SqliteWriter(Writer):
     def __init__(self, loop: asyncio.AbstractEventLoop, open_file: Callable[[], OpenFile]) -> None:
         super().__init__(loop)
         self._open_file = open_file
-        self._ended = False
         # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`. An empty list ends
         # the thread.
         self._inbox: queue.SimpleQueue[list[Operation]] = queue.SimpleQueue()
         #: Answered by the digest key and whether the file was made, once it is open.
-        self.opening: Operation = Operation(loop.create_future())
+        self.opening = Operation()
+        self.opening.future = loop.create_future()
         # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
         # the ledger abandons its writer at exit.
         self._thread = threading.Thread(target=self._run, name="payclient-ledger", daemon=True)
@@ -163,21 +161,11 @@ class SqliteWriter(Writer):
         if self._pending:
             operations, self._pending = self._pending, []
             self._inbox.put(operations)
-            if self._ended:
-                self._fail_unread()
 
-    def _fail_unread(self) -> None:
-        """Note, in the loop, that the thread has ended, and answer by an error each operation that it never read."""
-        self._ended = True
-        while not self._inbox.empty():
-            batch = Batch(self._inbox.get_nowait())
-            batch.fail(LedgerUnavailableError(_ENDED))
-            resolve(batch.answers)
-
-    def _answer(self, answers: dict[Operation, Any]) -> None:
+    def _answer(self, operations: Sequence[Operation]) -> None:
         # A function without arguments, since asyncio's debug mode logs them, and an answer may hold a form's links.
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(lambda: resolve(answers))
+            self.loop.call_soon_threadsafe(lambda: resolve(operations))
 
     def _run(self) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
@@ -185,29 +173,30 @@ class SqliteWriter(Writer):
         try:
             file = self._open_file()
         except BaseException as error:  # the opener's
-            self._answer({self.opening: error})
+            self.opening.fail(error)
+            self._answer([self.opening])
             return
-        self._answer({self.opening: (file.digest_key, file.created)})
+        self.opening.answer = file.digest_key, file.created
+        self._answer([self.opening])
         database = SqliteDatabase(file.connection, count(file.last_cursor + 1))
-        try:
-            while operations := self._take():
-                batch = Batch(operations)
-                try:
-                    finish(self._carry_out(batch, file, database))
-                except BaseException:
-                    batch.fail(LedgerUnavailableError(_ENDED))
-                    raise
-                finally:
-                    self._answer(batch.answers)
-                    # The batch's futures hold their callers' frames, which hold the ledger, until the next batch comes.
-                    del batch, operations
-        except BaseException as error:
-            what = "the ledger's thread ended by a fault (%s): open it again"
-            log("critical", "ledger_thread_ended", "", what, type(error).__name__)
-        finally:
+        has_ended = False
+        while operations := self._take():
+            try:
+                if not has_ended:
+                    finish(self._carry_out(operations, file, database))
+            except BaseException as error:  # nobody waits for ever: what comes from now on is answered, too
+                has_ended = True
+                file.close()
+                what = "the ledger's thread ended by a fault (%s): open it again"
+                log("critical", "ledger_thread_ended", "", what, type(error).__name__)
+            if has_ended:
+                for each in operations:
+                    each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))
+            self._answer(operations)
+            # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
+            del operations
+        if not has_ended:
             file.close()
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._fail_unread)
 
     def _take(self) -> list[Operation]:
         """Return all that is queued, waiting for the first; nothing once the thread is to end."""
@@ -220,34 +209,34 @@ class SqliteWriter(Writer):
             operations += more
         return operations
 
-    async def _carry_out(self, batch: Batch, file: OpenFile, database: SqliteDatabase) -> None:
-        """Answer every operation of the batch."""
-        try:
-            if batch.writes:
+    async def _carry_out(self, operations: list[Operation], file: OpenFile, database: SqliteDatabase) -> None:
+        """Answer every operation."""
+        if writes := writes_of(operations):
+            try:
                 async with database.exclusive_transaction():
-                    await batch.write(database)
-        except Exception as error:  # any failure: nothing was committed
-            fault = unavailable(error, "written")
-            self._failed(fault)
-            batch.fail(fault, batch.writes)
-        else:
-            if batch.writes:
-                self._check_in_place(batch, file)
+                    await write(database, writes, [])
+            except Exception as error:  # any failure: nothing was committed
+                self._failed(fault := unavailable(error, "written"))
+                for each in writes:
+                    each.fail(fault)
+            else:
+                self._check_in_place(writes, file)
         try:
             database.roll_back()
-            await batch.read(database)
+            await read(database, operations)
         except Exception as error:  # a thread must answer
-            batch.fail(unavailable(error, "read"))
+            fail(operations, unavailable(error, "read"))
 
-    def _check_in_place(self, batch: Batch, file: OpenFile) -> None:
+    def _check_in_place(self, writes: list[Write], file: OpenFile) -> None:
         """Grant no permit in a file that is out of its place by now; an outage lasts until it is back."""
-        permits = [each for each in batch.writes if each.event is None]
+        permits = [each for each in writes if each.event is None]
         try:
             if permits or self._failing_since is not None:
                 file.check_in_place()
         except LedgerUnavailableError as error:
             self._failed(error)
-            batch.fail(error, permits)
+            for each in permits:
+                each.fail(error)
         else:
             self._worked()
 

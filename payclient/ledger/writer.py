@@ -17,7 +17,7 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
-from payclient.ledger import Change
+from payclient.ledger import Change, Found, Ledger
 from payclient.ledger.batch import Get, Operation, Read, Write
 from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, advance
@@ -40,12 +40,14 @@ class Writer:
         self._failing_since: float | None = None
         self._logged_at = -math.inf
 
-    def submit(self, operation: Operation) -> None:
-        """Queue an operation; its future is resolved once it is carried out."""
+    def submit(self, operation: Operation) -> asyncio.Future[Any]:
+        """Queue an operation, and return the future that is resolved once it is carried out."""
+        operation.future = self.loop.create_future()
         # Handed over once per turn of the loop: what one turn brings forms one batch.
         if not self._pending:
             self.loop.call_soon(self._hand_over)
         self._pending.append(operation)
+        return operation.future
 
     def _hand_over(self) -> None:
         """Hand what is pending to the thread, or to the task."""
@@ -81,7 +83,7 @@ class Writer:
             log("warning", "ledger_available", "", "the ledger works again after %.0f s", seconds)
 
 
-class StoredLedger:
+class StoredLedger(Ledger):
     """The ledger over a writer, for one event loop of one process. Opened by `open`, closed by `aclose`."""
 
     def __init__(
@@ -106,12 +108,12 @@ class StoredLedger:
 
     async def permit(self, record: Record) -> bool:
         check_fresh(record)
-        granted: bool = await self._submit(Write(self._future(), record, row=permit_row(record)))
+        granted: bool = await self._submit(Write(record, row=permit_row(record)))
         return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
         event = sanitize_event(event)
-        write = Write(self._future(), record, event)
+        write = Write(record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
             write.prepare(event, record, advance(record, event))
         except TransitionError:  # the ledger's record may be newer, and take the event
@@ -119,33 +121,19 @@ class StoredLedger:
         after: Record = await self._submit(write)
         return after
 
-    async def get(self, client_transaction_id: str) -> Record | None:
-        found = await self.attempts((client_transaction_id,))
-        return found[client_transaction_id][-1] if found else None
-
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        return {key: each[-1] for key, each in (await self.attempts(client_transaction_ids)).items()}
-
-    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        found: dict[str, list[Record]]
-        found, _ = await self._submit(Get(self._future(), client_transaction_ids))
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+        found: Found = await self._submit(Get(ids, purchase))
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:
-        return self._records(self._read("unfinished"))
+        return _records(self._read("unfinished"))
 
-    def records(self) -> AsyncIterator[Record]:
-        return self._pages(self._read("records", 0, PAGE))
-
-    async def asks(self, purchase: str) -> list[Record]:
-        _, asks = await self._submit(Get(self._future(), (), purchase))
-        return list(asks)
-
-    async def look_up(self, client_transaction_id: str, purchase: str) -> tuple[Record | None, list[Record]]:
-        attempts: dict[str, list[Record]]
-        asks: list[Record]
-        attempts, asks = await self._submit(Get(self._future(), (client_transaction_id,), purchase))
-        return attempts[client_transaction_id][-1] if attempts else None, asks
+    async def records(self) -> AsyncIterator[Record]:
+        last = 0
+        while page := await self._read("records", last, PAGE):
+            for row in page:
+                yield record_of(row)
+            last = page[-1][-1]
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)
@@ -188,29 +176,19 @@ class StoredLedger:
         if asyncio.get_running_loop() is not self._writer.loop:
             raise UsageError("the ledger belongs to another event loop")
 
-    def _future(self) -> asyncio.Future[Any]:
-        self._check_usable()
-        return self._writer.loop.create_future()
-
     def _submit(self, operation: Operation) -> asyncio.Future[Any]:
-        self._writer.submit(operation)
-        return operation.future
+        self._check_usable()
+        return self._writer.submit(operation)
 
     def _read(self, name: str, *parameters: object) -> asyncio.Future[Any]:
-        return self._submit(Read(self._future(), name, parameters))
+        return self._submit(Read(name, parameters))
 
-    async def _pages(self, rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
-        while page := await rows:
-            for row in page:
-                yield record_of(row)
-            rows = self._read("records", page[-1][-1], PAGE)
 
-    @staticmethod
-    async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
-        for number, row in enumerate(await rows, 1):
-            yield record_of(row)
-            if number % PAGE == 0:
-                await asyncio.sleep(0)
+async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+    for number, row in enumerate(await rows, 1):
+        yield record_of(row)
+        if number % PAGE == 0:
+            await asyncio.sleep(0)
 
 
 def _abandon(writer: Writer, process: int) -> None:

@@ -221,7 +221,8 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
         identifier = attempt.request.client_transaction_id
-        known, asks = await self._ledger.look_up(identifier, attempt.purchase or identifier)
+        attempts, asks = await self._ledger.find((identifier,), attempt.purchase or identifier)
+        known = attempts[identifier][-1] if attempts else None
         if known is None or known.state is State.REFUSED:
             attempt.before = known
             try:

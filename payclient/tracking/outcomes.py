@@ -302,7 +302,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
                 log("warning", "feed_cursor_ahead", "", what, since)
             is_checked = True
             changes = await asks.ledger.changes(since)
-            attempts = await asks.ledger.attempts([change.client_transaction_id for change in changes])
+            attempts, _ = await asks.ledger.find([change.client_transaction_id for change in changes])
         except (LedgerUnavailableError, UsageError) as error:
             if not asks.is_open:
                 return

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.ledger.batch import Batch, Operation, Write, resolve
+from payclient.ledger.batch import Operation, Write, resolve, writes_of
 from payclient.ledger.records import record_of
 from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, finish
 from payclient.ledger.sqlite_files import STATEMENTS, VERSION
@@ -106,7 +106,6 @@ class LoopWriter(SqliteWriter):
         self._busy = False
         self._proxy = _Connection(store.connection)
         self._database = SqliteDatabase(self._proxy, store.cursors)  # type: ignore[arg-type]  # as far as it is used
-        self._ended = False
         self._tries: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def _hand_over(self) -> None:
@@ -127,8 +126,7 @@ class LoopWriter(SqliteWriter):
 
     def _commit(self, operations: list[Operation], hot: bool) -> None:
         world = self._process.world
-        batch = Batch(operations)
-        writes = batch.writes
+        writes = writes_of(operations)
         self._proxy.fault = None
         settings = world.settings
         if writes and self._store.out_until <= world.now and world.happens(settings.outage):
@@ -141,8 +139,8 @@ class LoopWriter(SqliteWriter):
         elif writes and world.happens(settings.disk_fault):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
-        finish(self._carry_out(batch, _File(), self._database))  # type: ignore[arg-type]  # as far as it is used
-        self._answer(batch.answers)
+        finish(self._carry_out(operations, _File(), self._database))  # type: ignore[arg-type]  # as far as it is used
+        self._answer(operations)
         for write in writes:
             key = (write.record.client_transaction_id, write.record.attempt)
             record = self._store.attempt(*key)
@@ -169,9 +167,9 @@ class LoopWriter(SqliteWriter):
             name = write.record.client_transaction_id
             world.oracle.violated(f"{self._process.name} {name}: {len(times)} writes in 20 s of an outage")
 
-    def _answer(self, answers: dict[Operation, Any]) -> None:
+    def _answer(self, operations: Sequence[Operation]) -> None:
         delay = self._process.world.random.choice((0.0, 0.001, 0.01))
-        self._process.later(delay, self.loop.call_soon, resolve, answers)
+        self._process.later(delay, self.loop.call_soon, resolve, operations)
 
     def stop(self) -> None:
         """There is no thread to stop."""

@@ -20,8 +20,7 @@ from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
 from payclient.events import Created, Notified
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import STATEMENTS
-from payclient.ledger.sqlite_owner import mount_of
+from payclient.ledger.sqlite_files import STATEMENTS, mount_of
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh, opened
 from test_ledger_owner import in_loop, raw, run

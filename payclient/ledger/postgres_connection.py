@@ -23,7 +23,7 @@ import asyncpg
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements
+from payclient.ledger.records import check_version, missing, read_statements, refuse_if
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
@@ -156,9 +156,8 @@ class Server:
                 raise
             fault: PayError = unavailable(error, "opened")
             if isinstance(error, asyncpg.InsufficientPrivilegeError):
-                fault = ConfigurationError(
-                    f"the database's user may not read or make the ledger's schema, {self.schema}"
-                )
+                words = f"the database's user may not read or make the ledger's schema, {self.schema}"
+                fault = ConfigurationError(words)
         raise fault
 
     async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
@@ -180,37 +179,35 @@ class Server:
         """Check the server and the schema; return the digest key, and whether the schema was made."""
         _check_settings(await connection.fetchrow(self.statements["settings"]))
         _, meta, filled = await connection.fetchrow(self.statements["existing"], self.schema)
-        created = False
-        if not meta:
-            if filled:
-                raise self._foreign()
-            if not create:
-                raise missing(None)
-            created = await self._create(connection)
+        foreign = f"the database's schema {self.schema} is another program's"
+        refuse_if((filled and not meta, foreign))
+        if not (meta or create):
+            raise missing(None)
+        created = not meta and await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])
         except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
             row = None
         if row is None or row[0] != APPLICATION:
-            raise self._foreign()
+            raise ConfigurationError(foreign)
         check_version(row[1], VERSION)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
-        if not present >= self._names:
-            raise ConfigurationError(
-                "the ledger lacks a table, an index, a function or a trigger that it was made with"
-            )
-        if not self._read_only and (
-            lacking := await connection.fetch(self.statements["missing_rights"], self.schema)
-        ):
-            rights = ", ".join(f"{privilege} on {relation}" for privilege, relation in lacking)
-            raise ConfigurationError(
+        lacking: Sequence[Any] = ()
+        if not self._read_only:
+            lacking = await connection.fetch(self.statements["missing_rights"], self.schema)
+        rights = ", ".join(f"{privilege} on {relation}" for privilege, relation in lacking)
+        refuse_if(
+            (
+                not present >= self._names,
+                "the ledger lacks a table, an index, a function or a trigger that it was made with",
+            ),
+            (
+                bool(rights),
                 f"the database's user lacks rights in the ledger's schema, {self.schema}: {rights}; what became of a "
-                "charge could not be written"
-            )
+                "charge could not be written",
+            ),
+        )
         return bytes(row[2]), created
-
-    def _foreign(self) -> ConfigurationError:
-        return ConfigurationError(f"the database's schema {self.schema} is another program's")
 
     async def _create(self, connection: asyncpg.Connection) -> bool:
         """Make the schema; return False where another process has just made it."""
@@ -262,7 +259,7 @@ def _check_settings(row: Sequence[Any]) -> None:
     commit, standbys, fsync, pages, read_only, isolation, encoding, shown, *server = row
     is_standby, version, server_time = server
     ahead = time.time() - server_time
-    faults = [
+    refuse_if(
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
         (is_standby, "the server is a standby, which takes no writes: give the primary's address"),
         (read_only != "off", "default_transaction_read_only is on: a ledger must write"),
@@ -289,10 +286,7 @@ def _check_settings(row: Sequence[Any]) -> None:
             f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the database "
             "server's: machines that share a ledger must agree when a form's links are dead; set it (NTP)",
         ),
-    ]
-    for wrong, words in faults:
-        if wrong:
-            raise ConfigurationError(words)
+    )
 
 
 # What other processes wrote: LISTEN on a connection of its own, and a poll all the same. A listener that dies, or a
@@ -310,8 +304,7 @@ class Listener:
         self._server = server
         self._poll = poll
         self._watchers: dict[object, Woken] = {}
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._wake_regularly()), loop.create_task(self._listen())]
+        self._task = asyncio.get_running_loop().create_task(self._listen())
 
     def watch(self, woken: Woken) -> Callable[[], None]:
         """Call `woken` for each change from now on, until what this returns is called."""
@@ -330,14 +323,8 @@ class Listener:
     def _on_notify(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
         self._wake(str(payload) or None)
 
-    async def _wake_regularly(self) -> None:
-        """Wake all watchers every `poll` seconds, whether or not a NOTIFY comes."""
-        while True:
-            await asyncio.sleep(self._poll)
-            self._wake(None)
-
     async def _listen(self) -> None:
-        """Wake the watchers at each notification, over one connection after another."""
+        """Wake the watchers at each notification, over one connection after another, and every few seconds."""
         while True:
             connection: asyncpg.Connection | None = None
             try:
@@ -346,20 +333,21 @@ class Listener:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 async with asyncio.timeout(self._poll):
                     await connection.add_listener(self._server.schema, self._on_notify)
-                # Only now: nobody was woken by what was written before the LISTEN.
-                self._wake(None)
                 while not lost.is_set():
+                    # At first since nobody was woken by what was written before the LISTEN.
+                    self._wake(None)
                     with suppress(TimeoutError):
                         # Not `wait_for`, which may lose our cancellation on CPython 3.11.
                         async with asyncio.timeout(self._poll):
                             await lost.wait()
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
-            except Exception:  # after any failure the polls and the next connection wake them
+            except Exception:  # after any failure the next connection wakes them, or the next failure
                 await asyncio.sleep(self._poll)
+                self._wake(None)
             finally:
                 drop(connection)
 
     async def aclose(self) -> None:
         """Stop listening."""
-        await cancel_all(self._tasks)
+        await cancel_all([self._task])

@@ -115,13 +115,19 @@ def missing(path: str | None) -> LedgerMissingError:
     return LedgerMissingError(words)
 
 
+def refuse_if(*faults: tuple[bool, str]) -> None:
+    """Raise `ConfigurationError` in the words of the first of the faults that is there."""
+    for is_there, words in faults:
+        if is_there:
+            raise ConfigurationError(words)
+
+
 def check_version(found: object, needed: int) -> None:
     """Raise `ConfigurationError` for the schema of another release."""
-    if found != needed:
-        raise ConfigurationError(
-            f"the ledger must have schema version {needed}, and has version {found}: another release of "
-            "payclient made it; nothing was changed"
-        )
+    words = "another release of payclient made it; nothing was changed"
+    refuse_if(
+        (found != needed, f"the ledger must have schema version {needed}, and has version {found}: {words}")
+    )
 
 
 # Rows

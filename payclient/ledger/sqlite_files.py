@@ -1,26 +1,33 @@
-"""The SQLite file: how it is opened by its owner and by readers, and settings that are read back.
+"""The SQLite file: where it may lie, which process owns it, and how its owner and readers open it.
 
 The file is opened by SQLite alone: closing any other handle would drop SQLite's locks in this whole process.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from urllib.parse import quote
 
 import attrs
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements
-from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
+from payclient.ledger.records import check_version, missing, read_statements, refuse_if
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # Windows has none: `_check_place` says so
 
 STATEMENTS = {
     name: re.sub(r"\$\d", "?", sql.replace("payclient.", ""))
@@ -54,6 +61,163 @@ _SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("temp_store", "MEMORY", 2),  # nothing of the ledger in a file elsewhere
 )
 
+# Where it may lie
+
+#: File systems of another machine, of a cluster, or of the host of a virtual machine. SQLite needs shared memory, locks
+#: and a durable fsync, and these break at least one of the three.
+_REMOTE = frozenset(
+    {
+        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "fakeowner", "gfs", "gfs2",
+        "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2",
+        "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
+    }
+)  # fmt: skip
+#: FUSE programs that pass everything on to a disk of this machine. Any other one may be a network: refused.
+_LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.gocryptfs"})
+
+
+def mount_of(path: str, mounts: str) -> tuple[str, str]:
+    """Return the mount point of a real path and the type of its file system, by the text of `/proc/self/mounts`."""
+    best, kind = "", ""
+    for fields in (line.split(" ") for line in mounts.splitlines()):
+        if len(fields) >= 3:
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+            inside = path == point or path.startswith(point.rstrip("/") + "/")
+            # The later of two mounts on one point hides the earlier.
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return best, kind
+
+
+def _check_place(path: str) -> None:
+    """Raise `ConfigurationError` where no ledger may lie at this real path."""
+    point, kind = "", ""
+    with suppress(OSError):  # no such file: not Linux
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+        point, kind = mount_of(path, mounts)
+    refuse_if(
+        (
+            sqlite3.sqlite_version_info < (3, 37),
+            f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later",
+        ),
+        (
+            fcntl is None,
+            "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL",
+        ),
+        (not os.path.isdir(os.path.dirname(path)), "the ledger's directory does not exist"),
+        (
+            kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE),
+            f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",
+        ),
+        (
+            point == path or os.path.ismount(path),
+            "the ledger's file must not be a mount point of its own, since its write-ahead log lies beside it: "
+            "mount its directory",
+        ),
+    )
+
+
+def _check_file(path: str) -> None:
+    """Raise `ConfigurationError` where the file that is there cannot be a ledger."""
+    status = os.stat(path)
+    refuse_if(
+        (not stat.S_ISREG(status.st_mode), "the ledger is not a regular file"),
+        # Each name would have a write-ahead log of its own.
+        (status.st_nlink > 1, "the ledger's file has a second name (a hard link)"),
+    )
+
+
+def _identity_of(file: str | int) -> tuple[int, int]:
+    """Return the device and the inode of a file."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
+
+
+# Who owns it
+
+#: What `flock` raises where a file system has no locks.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+_held: set[OwnerLock] = set()
+#: No fork comes between the opening of a lock file and its entry in `_held`.
+_guard = threading.Lock()
+
+
+class OwnerLock:
+    """The lock on `path`, held from here to `release`. The file is never removed: another process may be opening it.
+
+    Raises `LedgerInUseError` where another open file holds the lock, `ConfigurationError` where there are no locks, and
+    `OSError`.
+    """
+
+    def __init__(self, path: str, owner: int | None) -> None:
+        """`owner` is the user to whom a lock file belongs that root makes."""
+        with _guard:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                status = os.fstat(self._file)
+                words = f"the ledger's lock must be a regular file, and {path} is not one"
+                refuse_if((not stat.S_ISREG(status.st_mode), words))
+                if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
+                    os.fchown(self._file, owner, -1)
+                self._lock()
+            except BaseException:
+                os.close(self._file)
+                raise
+            _held.add(self)
+        #: Device and inode of the locked file, wherever its name is by now.
+        self.identity = _identity_of(self._file)
+
+    def _lock(self) -> None:
+        """Take the lock, and write our process id into its file."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._in_use() from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            words = "the ledger must lie on a file system that has locks (flock)"
+            raise ConfigurationError(words) from None
+        # Read by a process that finds the lock taken; the lock itself is `flock` alone.
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def _in_use(self) -> LedgerInUseError:
+        """Return the error that names the process whose id the lock file has."""
+        written = os.pread(self._file, 20, 0).strip()
+        owner = int(written) if written.isdigit() else None
+        known = {None: "another process", os.getpid(): "this process, which opened it before"}
+        who = known.get(owner, f"process {owner}")
+        fault = LedgerInUseError(
+            f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
+            'PostgreSQL ledger: ledger="postgresql://..."'
+        )
+        fault.owner = owner
+        return fault
+
+    def release(self) -> None:
+        """Let another process own the ledger. Call it once, in the process that took the lock."""
+        with _guard:
+            _held.remove(self)
+            os.close(self._file)
+
+
+def _drop_in_child() -> None:
+    """Close the copies that a child inherited: they would hold the lock after its parent's end."""
+    for lock in _held:
+        os.close(lock._file)
+    _held.clear()
+    _guard.release()  # the fork waited for it: see `register_at_fork`
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_in_child)
+
+
+# How it is opened
+
 
 def connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY, isolation_level=None)
@@ -65,13 +229,13 @@ class OpenFile:
 
     connection: sqlite3.Connection
     digest_key: bytes
-    #: None where the file was opened to be read only.
-    lock: OwnerLock | None = None
+    #: Closes the connection, and lets another process own the file.
+    close: Callable[[], None]
     #: The highest number of a permit or a change; 0 where there is none.
     last_cursor: int = 0
     #: This opening made the ledger.
     created: bool = False
-    #: The file, its write-ahead log and its lock, each with its device and inode.
+    #: The file, its write-ahead log and its lock, each with its device and inode; none of a file that is only read.
     identities: dict[str, tuple[int, int]] = attrs.Factory(dict)
 
     def check_in_place(self) -> None:
@@ -80,19 +244,12 @@ class OpenFile:
         What is committed to a renamed or removed file would be missing in the next process.
         """
         with suppress(OSError):
-            if all(identity_of(path) == identity for path, identity in self.identities.items()):
+            if all(_identity_of(path) == identity for path, identity in self.identities.items()):
                 return
         raise LedgerUnavailableError(
             f"the ledger must stay at {next(iter(self.identities))} while it is open: the file, its -wal or its "
             "-lock was renamed, removed or replaced; no permit is granted"
         )
-
-    def close(self) -> None:
-        """Close the connection, and let another process own the file."""
-        with suppress(sqlite3.Error):
-            self.connection.close()
-        if self.lock is not None:
-            self.lock.release()
 
 
 def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
@@ -101,68 +258,72 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
     """
-    if sqlite3.sqlite_version_info < (3, 37):
-        raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
     path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
-    lock: OwnerLock | None = None
+    undo = ExitStack()
     try:
-        check_place(path)
+        _check_place(path)
         owner = None
         if os.path.exists(path):
-            check_file(path)
+            _check_file(path)
             owner = os.stat(path).st_uid
         elif not create:
             raise missing(path)
         lock = OwnerLock(f"{path}-lock", owner)
+        undo.callback(lock.release)
         with suppress(FileExistsError):
             # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        check_file(path)
-        return _opened(path, connect, create, lock)
-    except (PayError, sqlite3.Error, OSError) as error:
-        if lock is not None:
-            lock.release()
+        _check_file(path)
+        connection = connect(path)
+        undo.callback(_close, connection)
+        made = _set_up(connection, path, create)
+        key = _digest_key(connection)
+        (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
+        identities = {each: _identity_of(each) for each in (path, f"{path}-wal")}
+        identities[f"{path}-lock"] = lock.identity
+        file = OpenFile(connection, key, undo.close, last, made, identities)
+        file.check_in_place()
+    except BaseException as error:
+        undo.close()
+        if not isinstance(error, PayError | sqlite3.Error | OSError):
+            raise
         fault = error if isinstance(error, PayError) else unavailable(error, "opened")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_NOTADB":
             fault = ConfigurationError("the ledger's file is not a SQLite database")
         elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             fault = LedgerInUseError("the ledger is in use by another program that has it open")
-    # Outside the `except`, so that not even `__context__` keeps what SQLite said.
+    else:
+        return file
+    fault.__context__ = None  # which would keep what SQLite said
     raise fault
 
 
-def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenFile:
-    """Set up the connection, make the schema in a new file, and check that nothing of it is missing."""
-    connection = connect(path)
-    try:
-        _set(connection, *_SETTINGS[0])
-        # Read before anything is changed: a file that is not ours stays as it was.
-        made = _is_made(connection)
-        if not made and not create:
-            raise missing(path)
-        for setting in _SETTINGS[1:]:
-            _set(connection, *setting)
-        if not made:
-            _create(connection)
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            _tighten(each)
-        with closing(sqlite3.connect(":memory:")) as whole:
-            whole.executescript(STATEMENTS["schema"])
-            if not _parts(connection) >= _parts(whole):
-                raise ConfigurationError(
-                    "the ledger lacks a table, a view or a trigger that it was made with"
-                )
-        key = _digest_key(connection)
-        (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
-        identities = {each: identity_of(each) for each in (path, f"{path}-wal")}
-        file = OpenFile(connection, key, lock, last, not made, identities | {lock.path: lock.identity})
-        file.check_in_place()
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.close()
-        raise
-    return file
+def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
+    """Set up the connection, make the schema in a new file, and check that nothing of it is missing.
+
+    Return whether the ledger was made.
+    """
+    _set(connection, *_SETTINGS[0])
+    # Read before anything is changed: a file that is not ours stays as it was.
+    is_made = _is_made(connection)
+    if not is_made and not create:
+        raise missing(path)
+    for setting in _SETTINGS[1:]:
+        _set(connection, *setting)
+    if not is_made:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{STATEMENTS['schema']}")
+        connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32), time.time(), VERSION))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    for each in (path, f"{path}-wal", f"{path}-shm"):
+        _tighten(each)
+    with closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript(STATEMENTS["schema"])
+        is_whole = _parts(connection) >= _parts(whole)
+    refuse_if((not is_whole, "the ledger lacks a table, a view or a trigger that it was made with"))
+    return not is_made
 
 
 def open_to_read(path: str) -> OpenFile:
@@ -173,16 +334,14 @@ def open_to_read(path: str) -> OpenFile:
     path = os.path.realpath(path)
     if not os.path.exists(path):
         raise missing(path)
-    check_file(path)
+    _check_file(path)
     try:
-        connection = _connect_to_read(path)
-        try:
+        with ExitStack() as undo:
+            connection = _connect_to_read(path)
+            undo.callback(_close, connection)
             if not _is_made(connection):
                 raise missing(path)
-            return OpenFile(connection, _digest_key(connection))
-        except BaseException:
-            connection.close()
-            raise
+            return OpenFile(connection, _digest_key(connection), undo.pop_all().close)
     except (OSError, sqlite3.Error) as error:
         fault = unavailable(error, "read")
     raise fault
@@ -215,10 +374,10 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     application, version = _read(connection, "application_id"), _read(connection, "user_version")
     filled = bool(_parts(connection))
     connection.execute("COMMIT")
-    if application != APPLICATION_ID and (application or version or filled):
-        raise ConfigurationError("the ledger's file is another program's SQLite database")
     if application == APPLICATION_ID:
         check_version(version, VERSION)
+    elif application or version or filled:
+        raise ConfigurationError("the ledger's file is another program's SQLite database")
     return filled
 
 
@@ -237,21 +396,12 @@ def _digest_key(connection: sqlite3.Connection) -> bytes:
 def _set(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:
     connection.execute(f"PRAGMA {name} = {value}")
     found = _read(connection, name)
-    if found != expected:
-        raise ConfigurationError(f"SQLite's {name} is {found}, and a ledger needs {expected}")
+    refuse_if((found != expected, f"SQLite's {name} is {found}, and a ledger needs {expected}"))
 
 
 def _read(connection: sqlite3.Connection, name: str) -> object:
     row = connection.execute(f"PRAGMA {name}").fetchone()
     return row[0] if row else None
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    connection.executescript(f"BEGIN IMMEDIATE;\n{STATEMENTS['schema']}")
-    connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32), time.time(), VERSION))
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.execute("COMMIT")
 
 
 def _tighten(path: str) -> None:
@@ -260,3 +410,8 @@ def _tighten(path: str) -> None:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o077:
             os.chmod(path, mode & 0o700)
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):
+        connection.close()

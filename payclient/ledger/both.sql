@@ -1,6 +1,22 @@
 -- What both databases execute in the same words. For SQLite the schema's name is left out, and each parameter, which
 -- stands here once and in its order, is a question mark.
 
+-- Whether a record keeps another ask of its purchase, `new`, from its permit: what stands for {holds}, and the same rule
+-- as `holds_purchase` in records.py.
+-- name: holds
+(state = 'accepted' OR state = 'reversing' OR (kind <> 'form' AND (
+        state = 'pending' OR state = 'sending' OR state = 'unknown' OR (state = 'expired' AND evidence <> 'last query')
+    )) OR (kind = 'form' AND NOT new.beside_open_form AND (
+        (state = 'expired' AND evidence <> 'last query')
+        OR (coalesce(links_dead_at > new.created_at, true) AND (
+            state = 'expired' OR state = 'pending' OR state = 'sending'
+            OR (state = 'unknown' AND (evidence <> 'no answer' OR candidate_ids IS NOT NULL))
+            OR (state = 'cancelled' AND (evidence = 'unpaid' OR (
+                evidence <> 'operator' AND candidate_ids IS NOT NULL
+            )))
+        ))
+    )))
+
 -- name: environment
 SELECT environment FROM payclient.meta
 

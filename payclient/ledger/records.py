@@ -46,20 +46,6 @@ def _legal_moves() -> str:
     return f"CASE before {' '.join(cases)} ELSE false END"
 
 
-#: The rule of `holds_purchase` in SQL: whether a record keeps another ask of its purchase, `new`, from its permit.
-_HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
-        {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
-    )) OR (kind = 'form' AND NOT new.beside_open_form AND (
-        (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
-        OR (coalesce(links_dead_at > new.created_at, true) AND (
-            {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
-            OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
-            OR (state = '{State.CANCELLED}' AND (evidence = '{Evidence.UNPAID}' OR (
-                evidence <> '{Evidence.OPERATOR}' AND candidate_ids IS NOT NULL
-            )))
-        ))
-    )))"""
-
 #: The columns of an attempt and of a change that an archive keeps.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "whole_attempt": (
@@ -85,7 +71,6 @@ _MADE = {
     **{name: ", ".join(columns) for name, columns in COLUMNS.items()},
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),
-    "holds": _HOLDS,
     # UNPAID: the customer closed the form, and the service does not call it cancelled. It may be handed out again.
     "links_are_dead": f"(({_any_of('state', [*PAID, *(each for each in State if each.decided)])}) "
     f"AND evidence <> '{Evidence.UNPAID}')",
@@ -96,13 +81,10 @@ _MADE = {
 def read_statements(file: str) -> dict[str, str]:
     """Return the statements of `both.sql` and of another file of this package by name; each follows `-- name: NAME`."""
     text = "".join(Path(__file__).with_name(each).read_text(encoding="utf-8") for each in ("both.sql", file))
-    for name, sql in _MADE.items():
-        text = text.replace(f"{{{name}}}", sql)
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
-    return {
-        name: re.sub(r"^ *--.*\n", "", sql, flags=re.MULTILINE).strip()
-        for name, sql in zip(parts[::2], parts[1::2], strict=True)
-    }
+    parts = re.split(r"^-- name: (\w+)\n", re.sub(r"(?m)^ *--(?! name:).*\n", "", text), flags=re.MULTILINE)
+    statements = {name: sql.strip() for name, sql in zip(parts[1::2], parts[2::2], strict=True)}
+    made = {**_MADE, "holds": statements["holds"]}
+    return {name: re.sub(r"\{(\w+)\}", lambda word: made[word[1]], sql) for name, sql in statements.items()}
 
 
 def missing(path: str | None) -> LedgerMissingError:
@@ -255,19 +237,19 @@ def describe(event: Event) -> str | None:
     """Return as JSON what an event says beyond the record that it makes; None for nothing."""
     if type(event) is Created:  # by far the most frequent: each sale has one
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
-    own = {}
     # Left out is what the record keeps: the messages of a refusal, the reason and the receipt of a report.
     left_out = (
         ("at", "reason", "receipt", "before_accepted") if isinstance(event, Found) else ("at", "messages")
     )
-    for field in attrs.fields(type(event)):
-        value = getattr(event, field.name)
-        if value not in (None, ()) and field.name not in left_out:
-            own[field.name] = sanitize_text(value) if isinstance(value, str) else value
-    return json.dumps(own) if own else None
+    said = {
+        name: sanitize_text(value) if isinstance(value, str) else value
+        for name, value in attrs.asdict(event, recurse=False).items()
+        if value not in (None, ()) and name not in left_out
+    }
+    return json.dumps(said) if said else None
 
 
-# What the asks of one purchase allow: the same rule as `_HOLDS`
+# What the asks of one purchase allow: the same rule as `holds` in both.sql
 
 
 def holds_purchase(known: Record, new: Record) -> bool:

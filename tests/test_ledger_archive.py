@@ -399,7 +399,7 @@ async def test_what_changes_after_the_copy(url: str, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         for each in (SqliteDatabase, PostgresDatabase):
             patched.setattr(each, "exclusive_transaction", crash)
-        await error_of(RuntimeError, archive_ledger(url, BEFORE, file), match="crash")
+        await error_of(LedgerUnavailableError, archive_ledger(url, BEFORE, file), match="RuntimeError")
     assert ids_in(file) == ["a", "b", "c"]
     async with opened(url) as ledger:
         corrected = await ledger.apply(

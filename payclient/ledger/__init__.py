@@ -277,8 +277,14 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     kind, address = _stored(url, words)
 
     async def run() -> int:
-        async with kind.database(address) as (database, digest_key):
-            return await archive(database, digest_key, before, file, stop.is_set)
+        ledger = await kind.open(address, create=False)
+        try:
+            return await archive(ledger, before, file, stop.is_set)
+        except OSError as error:
+            fault = unavailable(error, "archived")
+        finally:
+            await ledger.aclose()
+        raise fault
 
     stop = threading.Event()
     try:

@@ -18,8 +18,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import groupby
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
@@ -27,6 +28,7 @@ from payclient.ledger import unavailable
 from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
 from payclient.ledger.sqlite_files import open_to_read
+from payclient.ledger.writer import StoredLedger
 
 __all__ = ["archive", "back_up"]
 
@@ -95,9 +97,7 @@ def _copy(source: sqlite3.Connection, target: str) -> None:
             )
 
 
-async def archive(
-    source: Database, digest_key: bytes, before: float, path: str, stopped: Callable[[], bool]
-) -> int:
+async def archive(ledger: StoredLedger, before: float, path: str, stopped: Callable[[], bool]) -> int:
     """Move what was decided before a time (UTC seconds) to the file at `path`; return how many attempts the file has.
 
     Raises `ConfigurationError` where the file is there and not of this ledger and time, and `LedgerUnavailableError`
@@ -105,16 +105,16 @@ async def archive(
     """
     head = {
         "payclient": "archive",
-        "ledger": hashlib.blake2b(digest_key, digest_size=8).hexdigest(),
+        "ledger": hashlib.blake2b(ledger.digest_key, digest_size=8).hexdigest(),
         "before": before,
     }
     if not os.path.exists(path):  # noqa: ASYNC240 - the loop is its own, here and below
-        await _write(source, head, path, stopped)
+        await _write(ledger, head, path, stopped)
     changed = copied = 0
     for block, lines in _read(path, head):
         _check_stopped(stopped)
         copied += len(lines)
-        changed += await _move(source, block, before, lines)
+        changed += await ledger.work(partial(_move, block=block, before=before, lines=lines))
     if changed:
         raise LedgerUnavailableError(
             f"the archive must hold what the ledger holds; {changed} attempts changed after they were copied, and stay "
@@ -128,29 +128,30 @@ def _check_stopped(stopped: Callable[[], bool]) -> None:
         raise LedgerUnavailableError("the archive was interrupted: the same call goes on")
 
 
-async def _write(source: Database, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
+async def _write(ledger: StoredLedger, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
     """Write the file, whole or not at all."""
-    ((first, last),) = await source.fetch("ids", ())
+    ((first, last),) = await ledger.work(methodcaller("fetch", "ids", ()))
     blocks = [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1)
     attempts, digest = 0, hashlib.sha256()
     with _new_file(path) as unfinished, open(unfinished, "w", encoding="ascii") as file:  # noqa: ASYNC230 - as above
         file.write(json.dumps(head) + "\n")
         for block in blocks:
             _check_stopped(stopped)
-            for line in (await _lines(source, block, head["before"])).values():
+            lines = await ledger.work(partial(_lines, block=block, before=head["before"]))
+            for line in lines.values():
                 attempts += 1
                 digest.update(line.encode())
                 file.write(line)
         file.write(json.dumps({"attempts": attempts, "sha256": digest.hexdigest()}) + "\n")
 
 
-async def _lines(source: Database, block: int, before: float) -> Lines:
+async def _lines(database: Database, block: int, before: float) -> Lines:
     """Return the attempts of a block that may leave, by id, as lines of the file."""
     first, last = block * BLOCK, (block + 1) * BLOCK
-    attempts = await source.fetch("archivable", (first, last, before))
+    attempts = await database.fetch("archivable", (first, last, before))
     if not attempts:
         return {}
-    rows = await source.fetch("archivable_changes", (first, last))
+    rows = await database.fetch("archivable_changes", (first, last))
     changes = {id_: list(each) for id_, each in groupby(rows, itemgetter(1))}
     return {
         row[0]: _line(
@@ -191,17 +192,17 @@ def _read(path: str, head: dict[str, Any]) -> Iterator[tuple[int, Lines]]:
             yield block, dict(lines)
 
 
-async def _move(source: Database, block: int, before: float, lines: Lines) -> int:
+async def _move(database: Database, block: int, before: float, lines: Lines) -> int:
     """Archive the attempts of a block that are as the file has them; return how many have changed, and stay."""
-    async with source.exclusive_transaction():
-        held = await _lines(source, block, before)
+    async with database.exclusive_transaction():
+        held = await _lines(database, block, before)
         same = {id_ for id_, line in lines.items() if held.get(id_) == line}
         if same:
             ids = json.dumps(sorted(same))
-            await source.fetch("archive", (ids, time.time()))
-            await source.fetch("delete_archived_changes", (ids,))
-            await source.fetch("delete_archived_attempts", (ids,))
+            await database.fetch("archive", (ids, time.time()))
+            await database.fetch("delete_archived_changes", (ids,))
+            await database.fetch("delete_archived_attempts", (ids,))
         # Of the rest, those that left the ledger before a crash are not in it any more.
         rest = json.dumps([id_ for id_ in lines if id_ not in same])
-        (row,) = await source.fetch("count_live", (rest,))
+        (row,) = await database.fetch("count_live", (rest,))
     return int(row[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 
@@ -74,10 +74,9 @@ class Get(Operation):
 
 @attrs.define(eq=False)
 class Read(Operation):
-    """Execute a named statement; the answer is its rows."""
+    """Do something in the database beside the writes; the answer is what that returns."""
 
-    name: str
-    parameters: Row
+    work: Callable[[Database], Awaitable[Any]]
 
 
 def writes_of(operations: Iterable[Operation]) -> list[Write]:
@@ -130,7 +129,7 @@ async def read(database: Database, operations: Sequence[Operation]) -> None:
     for each in operations:
         if isinstance(each, Read):
             try:
-                each.answer = await database.fetch(each.name, each.parameters)
+                each.answer = await each.work(database)
             except database.value_faults as error:
                 each.fail(unavailable(error, "read"))
 

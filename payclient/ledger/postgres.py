@@ -300,18 +300,3 @@ class PostgresLedger(StoredLedger):
             if self._listener is not None:
                 await self._listener.aclose()
         await super().aclose()
-
-    @staticmethod
-    @asynccontextmanager
-    async def database(url: Secret[str]) -> AsyncIterator[tuple[PostgresDatabase, bytes]]:
-        """Yield the database and the digest key, for an archive; other processes go on using the ledger."""
-        server, fault = Server(url), None
-        connection, digest_key, _ = await server.open_patiently()
-        try:
-            yield PostgresDatabase(connection, server.statements), digest_key
-        except FAULTS as error:
-            fault = unavailable(error, "archived")
-        finally:
-            drop(connection)
-        if fault:
-            raise fault

@@ -261,17 +261,3 @@ class SqliteLedger(StoredLedger):
             writer.stop()
             raise
         return cls(writer, digest_key, location=f"sqlite:{path}", created=created)
-
-    @staticmethod
-    @asynccontextmanager
-    async def database(path: str) -> AsyncIterator[tuple[SqliteDatabase, bytes]]:
-        """Own the file without a thread, and yield its database and digest key."""
-        file, fault = open_file(path, connect, create=False), None
-        try:
-            yield SqliteDatabase(file.connection, count()), file.digest_key
-        except (OSError, sqlite3.Error) as error:
-            fault = unavailable(error, "archived")
-        finally:
-            file.close()
-        if fault:  # raised here, so that not even `__context__` keeps what SQLite said
-            raise fault

@@ -12,13 +12,14 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change, Found, Ledger
-from payclient.ledger.batch import Get, Operation, Read, Write
+from payclient.ledger.batch import Database, Get, Operation, Read, Write
 from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, advance
 from payclient.logs import ledger_log as log
@@ -135,6 +136,10 @@ class StoredLedger(Ledger):
                 yield record_of(row)
             last = page[-1][-1]
 
+    def work(self, work: Callable[[Database], Awaitable[Any]]) -> asyncio.Future[Any]:
+        """Queue something to be done in the database beside the writes."""
+        return self._submit(Read(work))
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)
 
@@ -181,7 +186,7 @@ class StoredLedger(Ledger):
         return self._writer.submit(operation)
 
     def _read(self, name: str, *parameters: object) -> asyncio.Future[Any]:
-        return self._submit(Read(name, parameters))
+        return self.work(methodcaller("fetch", name, parameters))
 
 
 async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:

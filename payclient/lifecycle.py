@@ -182,12 +182,24 @@ class Record:
 #: The states of what is paid, or may still be.
 PAID = (State.ACCEPTED, State.REVERSING)
 
-_HINTS: dict[type[Event], State | None] = {
-    Notified: None,
-    Returned: None,
-    Conflicted: None,
-    Suspected: None,
-    FoundPending: None,
+_HINTS: dict[type[Event], State | None] = dict.fromkeys(
+    (Notified, Returned, Conflicted, Suspected, FoundPending)
+)
+
+#: What a query says, or proof that nothing is paid.
+_VERDICTS: dict[type[Event], State | None] = {
+    FoundAccepted: State.ACCEPTED,
+    FoundCancelled: State.CANCELLED,
+    Abandoned: State.CANCELLED,
+    Withdrawn: State.CANCELLED,
+}
+
+#: What an operator says of what no query has decided.
+_DECISIONS: dict[type[Event], State | None] = {
+    DecidedAccepted: State.ACCEPTED,
+    Listed: State.ACCEPTED,
+    DecidedCancelled: State.CANCELLED,
+    DecidedRefused: State.REFUSED,
 }
 
 #: What each state takes, and what it becomes; None: it stays.
@@ -204,45 +216,19 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         },
         State.UNKNOWN: {
             **_HINTS,
+            **_VERDICTS,
+            **_DECISIONS,
             Created: State.PENDING,  # our own late answer
             Refused: State.REFUSED,
             NotSent: State.REFUSED,
             FoundPending: State.PENDING,
-            FoundAccepted: State.ACCEPTED,
-            FoundCancelled: State.CANCELLED,
-            Abandoned: State.CANCELLED,
-            Withdrawn: State.CANCELLED,
             ProvenAbsent: State.REFUSED,
-            DecidedAccepted: State.ACCEPTED,
-            Listed: State.ACCEPTED,
-            DecidedCancelled: State.CANCELLED,
-            DecidedRefused: State.REFUSED,
         },
-        State.PENDING: {
-            **_HINTS,
-            FoundAccepted: State.ACCEPTED,
-            FoundCancelled: State.CANCELLED,
-            Abandoned: State.CANCELLED,
-            Withdrawn: State.CANCELLED,
-            Expired: State.EXPIRED,
-        },
-        State.EXPIRED: {
-            **_HINTS,
-            Exhausted: State.EXPIRED,
-            FoundAccepted: State.ACCEPTED,
-            FoundCancelled: State.CANCELLED,
-            Abandoned: State.CANCELLED,
-            Withdrawn: State.CANCELLED,
-            DecidedAccepted: State.ACCEPTED,
-            Listed: State.ACCEPTED,
-            DecidedCancelled: State.CANCELLED,
-            DecidedRefused: State.REFUSED,
-        },
+        State.PENDING: {**_HINTS, **_VERDICTS, Expired: State.EXPIRED},
+        State.EXPIRED: {**_HINTS, **_VERDICTS, **_DECISIONS, Exhausted: State.EXPIRED},
         State.CANCELLED: {
             **_HINTS,
-            FoundCancelled: None,
-            Abandoned: None,
-            Withdrawn: None,
+            **dict.fromkeys(_VERDICTS),  # once more
             FoundAccepted: State.ACCEPTED,  # a correction
         },
         State.ACCEPTED: {

@@ -11,7 +11,7 @@ import payclient
 from payclient.events import Event
 from payclient.ledger import Change, Found
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import Record
 
 __all__ = ["FailingLedger", "HookedLedger", "HookedSharedLedger", "SharedLedger", "disk_full", "once"]
 
@@ -26,26 +26,18 @@ class SharedLedger(MemoryLedger):
 
     def __init__(self, with_: SharedLedger | None = None) -> None:
         super().__init__()
-        other = self if with_ is None else with_
+        self.watchers: list[Woken] = []
+        #: Who holds what until when; when any process may make the next query.
+        self.holders: dict[str, tuple[object, float]] = {}
+        self.rate = [0.0]
         if with_ is not None:
             self.__dict__.update(with_.__dict__)
         self.name = object()
-        self.watchers: list[Woken] = [] if with_ is None else other.watchers
-        #: Who holds what until when; when any process may make the next query.
-        self.holders: dict[str, tuple[object, float]] = {} if with_ is None else other.holders
-        self.rate: list[float] = [0.0] if with_ is None else other.rate
-        #: The number of the last change, by whichever process.
-        self.last: list[int] = [0] if with_ is None else other.last
         self.holds: float | None = None
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-    def _note(self, after: Record, before: State | None, event: Event | None) -> None:
-        self._cursor = self.last[0]
-        super()._note(after, before, event)
-        self.last[0] = self._cursor
 
     async def permit(self, record: Record) -> bool:
         granted = await super().permit(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
 from operator import attrgetter
 
 from payclient.errors import UsageError
@@ -39,7 +40,7 @@ class MemoryLedger(Ledger):
         self._links: dict[Key, tuple[str, float]] = {}
         self._history: dict[str, list[Change]] = {}
         self._feed: list[Change] = []
-        self._cursor = 0
+        self._cursors = count(1)
         self._closed = False
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
@@ -133,9 +134,8 @@ class MemoryLedger(Ledger):
 
     def _note(self, after: Record, before: State | None, event: Event | None) -> None:
         """Write the history; no event: the permit."""
-        self._cursor += 1
         change = Change(
-            cursor=self._cursor,
+            cursor=next(self._cursors),
             client_transaction_id=after.client_transaction_id,
             attempt=after.attempt,
             at=after.created_at if event is None else event.at,

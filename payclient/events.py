@@ -1,11 +1,59 @@
-"""The events that may happen to an attempt, and what each rests on. `lifecycle` has the states that follow."""
+"""The events that may happen to an attempt, and what each rests on. `lifecycle` has the states that follow.
+
+Text that others wrote is bounded as an event is made: a hostile message must never block the record of an answer.
+"""
 
 import enum
+import json
+from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
 
-__all__ = ["Event", "Evidence"]
+__all__ = ["Event", "Evidence", "escape_text", "sanitize_text"]
+
+_TEXT = 500
+_MESSAGES = 50
+_RECEIPT = 32_000
+_INT64 = 2**63
+
+
+def escape_text(text: str) -> str:
+    """Return the text with what is not printable escaped, so that every database and terminal takes it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def sanitize_text(text: str) -> str:
+    """Return at most 500 characters of a text that others wrote, escaped."""
+    return escape_text(text[:_TEXT])[:_TEXT]
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else sanitize_text(text)
+
+
+def _texts(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sanitize_text(text) for text in texts[:_MESSAGES])
+
+
+def _code(code: int | None) -> int | None:
+    return code if code is None or -_INT64 <= code < _INT64 else None
+
+
+def _receipt(receipt: str | None) -> str | None:
+    """Return a JSON object in ASCII, its texts printable, or None where it is not one: no reader takes a surrogate."""
+    try:
+        fields = json.loads(receipt or "") if len(receipt or "") <= _RECEIPT else None
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or not fields:
+        return None
+    texts = {
+        name: sanitize_text(value) if isinstance(value, str) else value for name, value in fields.items()
+    }
+    return json.dumps({sanitize_text(name): value for name, value in texts.items()})
 
 
 class Evidence(enum.StrEnum):
@@ -77,9 +125,9 @@ class Refused(Event):
     """Our POST was answered with an error object."""
 
     evidence = Evidence.ANSWER
-    error_type: str
-    error_code: int | None = None
-    messages: tuple[str, ...] = ()
+    error_type: str = attrs.field(converter=sanitize_text)
+    error_code: int | None = attrs.field(default=None, converter=_code)
+    messages: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     #: True where any of its codes says that something exists, though a query found nothing.
     exists: bool | None = None
 
@@ -114,9 +162,9 @@ class Found(Event):
     evidence = Evidence.QUERY
     transaction_id: int | None = None
     #: Why it was declined, as the service wrote it (bounded).
-    reason: str | None = attrs.field(default=None, repr=False)
+    reason: str | None = attrs.field(default=None, repr=False, converter=_text)
     #: What the profile's `receipt_fields` keep of the report, as a JSON object (bounded).
-    receipt: str | None = attrs.field(default=None, repr=False)
+    receipt: str | None = attrs.field(default=None, repr=False, converter=_receipt)
 
 
 @attrs.frozen(kw_only=True)
@@ -224,8 +272,8 @@ class Decision(Event):
     """An operator's word, with a name and a reason."""
 
     evidence = Evidence.OPERATOR
-    actor: str
-    reason: str
+    actor: str = attrs.field(converter=sanitize_text)
+    reason: str = attrs.field(converter=sanitize_text)
 
 
 class DecidedAccepted(Decision):
@@ -279,7 +327,7 @@ class Conflicted(Event):
     """A report or notification speaks of something that is not ours; it decides nothing."""
 
     evidence = Evidence.CONFLICT
-    what: str
+    what: str = attrs.field(converter=sanitize_text)
     #: A candidate id that turned out to be another sale's, and is dropped.
     candidate_id: int | None = None
 

@@ -19,7 +19,7 @@ from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.cli.texts import counted, label, language, reason, text
 from payclient.errors import ConfigurationError
-from payclient.ledger.records import sanitize_text
+from payclient.events import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
 

@@ -19,7 +19,7 @@ from payclient.cli.configuration import origins
 from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, PURCHASE_OPEN, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, money
 from payclient.cli.texts import counted, label, reason, text
-from payclient.ledger.records import sanitize_text
+from payclient.events import sanitize_text
 from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker

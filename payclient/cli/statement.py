@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.ledger.records import sanitize_text
+from payclient.events import sanitize_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
 from payclient.rows.format import KEY, SHOWABLE, Layout, pair_of, plain

@@ -15,7 +15,7 @@ import attrs
 from payclient.cli.files import check_output
 from payclient.cli.texts import language, reason
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.ledger.records import escape_text
+from payclient.events import escape_text
 from payclient.rows import ChargeFile
 from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format

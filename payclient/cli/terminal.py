@@ -154,7 +154,7 @@ def print_result(text: str) -> None:
 
 def plain(text: str) -> None:
     """Write a line to stdout; what is not printable is escaped."""
-    from payclient.ledger.records import escape_text  # `--help` needs no ledger
+    from payclient.events import escape_text  # `--help` needs no ledger
 
     stream = _StandardStream("stdout")
     stream.write(f"{escape_text(text)}\n")

@@ -11,7 +11,7 @@ from operator import attrgetter
 from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
 from payclient.ledger import Change, Found, Ledger, TransactionTakenError
-from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid, sanitize_event
+from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
@@ -63,7 +63,6 @@ class MemoryLedger(Ledger):
 
     async def apply(self, record: Record, event: Event) -> Record:
         attempts = self._of(record.client_transaction_id)
-        event = sanitize_event(event)
         before, after = moved(attempts, record, event)
         if after.transaction_id is not None and after.credentials:
             # A new sale cannot have the transaction id of another one, found under the same credentials.

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import ConfigurationError, LedgerMissingError, TransitionError
-from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
+from payclient.events import Created, Event, Evidence, Found, Overpaid
 from payclient.ledger import Change, PurchaseHeldError
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
 from payclient.logs import ledger_log as log
@@ -22,11 +22,6 @@ FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
 #: States of an ask whose purchase is open. The other half of the rule is in `holds_purchase`.
 _OPEN = (State.SENDING, State.UNKNOWN, State.PENDING)
-
-_TEXT = 500
-_MESSAGES = 50
-_RECEIPT = 32_000
-_INT64 = 2**63
 
 
 # Statements
@@ -182,57 +177,6 @@ def change_of(row: Sequence[Any]) -> Change:
     return Change(**fields | {"evidence": _EVIDENCE[fields["evidence"]]})
 
 
-# Text that others wrote
-
-
-def escape_text(text: str) -> str:
-    """Return the text with what is not printable escaped, so that every database and terminal takes it."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def sanitize_text(text: str) -> str:
-    """Return at most 500 characters of a text that others wrote, escaped."""
-    return escape_text(text[:_TEXT])[:_TEXT]
-
-
-def sanitize_event(event: Event) -> Event:
-    """Return the event with its free text bounded: a hostile message must never block the record of an answer."""
-    if isinstance(event, Found) and (event.reason is not None or event.receipt is not None):
-        receipt = event.receipt
-        return attrs.evolve(
-            event,
-            reason=None if event.reason is None else sanitize_text(event.reason),
-            receipt=None if receipt is None or len(receipt) > _RECEIPT else _ascii(receipt),
-        )
-    if isinstance(event, Refused):
-        code = event.error_code
-        return attrs.evolve(
-            event,
-            error_type=sanitize_text(event.error_type),
-            error_code=code if code is None or -_INT64 <= code < _INT64 else None,
-            messages=tuple(sanitize_text(message) for message in event.messages[:_MESSAGES]),
-        )
-    return event
-
-
-def _ascii(receipt: str) -> str | None:
-    """Return a JSON object in ASCII, its texts printable, or None where it is not one: no reader takes a surrogate."""
-    try:
-        fields = json.loads(receipt)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict) or not fields:
-        return None
-    return json.dumps(
-        {
-            sanitize_text(name): sanitize_text(value) if isinstance(value, str) else value
-            for name, value in fields.items()
-        }
-    )
-
-
 def describe(event: Event) -> str | None:
     """Return as JSON what an event says beyond the record that it makes; None for nothing."""
     if type(event) is Created:  # by far the most frequent: each sale has one
@@ -242,7 +186,7 @@ def describe(event: Event) -> str | None:
         ("at", "reason", "receipt", "before_accepted") if isinstance(event, Found) else ("at", "messages")
     )
     said = {
-        name: sanitize_text(value) if isinstance(value, str) else value
+        name: value
         for name, value in attrs.asdict(event, recurse=False).items()
         if value not in (None, ()) and name not in left_out
     }

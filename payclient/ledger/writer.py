@@ -20,7 +20,7 @@ from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change, Found, Ledger
 from payclient.ledger.batch import Database, Get, Operation, Read, Write
-from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
+from payclient.ledger.records import change_of, check_fresh, permit_row, record_of
 from payclient.lifecycle import Record, advance
 from payclient.logs import ledger_log as log
 
@@ -113,7 +113,6 @@ class StoredLedger(Ledger):
         return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
-        event = sanitize_event(event)
         write = Write(record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
             write.prepare(event, record, advance(record, event))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import psycopg
 import pytest
 
 from ports import kept_port
@@ -23,8 +22,8 @@ from required import without
 _SUITE = "suite"
 #: Past the triggers, as only a superuser may go.
 _EMPTY = """
-SET session_replication_role = replica;
 DO $$ BEGIN
+    SET LOCAL session_replication_role = replica;
     IF to_regclass('payclient.meta') IS NOT NULL THEN
         DELETE FROM payclient.attempts;
         DELETE FROM payclient.changes;
@@ -63,7 +62,7 @@ class PostgresServer:
         self._user = _unprivileged()
         self._directory = Path(tempfile.mkdtemp(prefix="payclient-pg-"))
         self._numbers = count()
-        self._suite: psycopg.Connection[Any] | None = None
+        self._has_suite = False
         self._runs = False
         if self._user:
             os.chown(self._directory, self._user["user"], self._user["group"])
@@ -96,9 +95,6 @@ class PostgresServer:
 
     def stop(self) -> None:
         """End it as a crash does: nothing is written any more."""
-        if self._suite is not None:
-            self._suite.close()
-            self._suite = None
         if self._runs:
             self._run("pg_ctl", "stop", "--wait", "--silent", "-D", self._data, "-m", "immediate")
             self._runs = False
@@ -130,11 +126,10 @@ class PostgresServer:
 
     async def emptied(self) -> str:
         """The name of a database whose ledger, if it has one, is as new: quicker than a new database."""
-        if self._suite is None:
-            if not await self.execute("postgres", "SELECT FROM pg_database WHERE datname = $1", _SUITE):
-                await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
-            self._suite = psycopg.connect(self.url(_SUITE), autocommit=True)  # kept, for hundreds of tests
-        self._suite.execute(_EMPTY)
+        if not self._has_suite:
+            await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
+            self._has_suite = True
+        await self.execute(_SUITE, _EMPTY)
         return _SUITE
 
 

@@ -91,12 +91,18 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 # --- A database thread that dies
 
 
-async def test_nobody_waits_for_a_dead_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A fault that ends the thread answers who waits and who comes later, and lets go of the file."""
+@pytest.mark.parametrize("at", ["INSERT", "COMMIT"])
+async def test_nobody_waits_for_a_dead_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: str
+) -> None:
+    """A fault that ends the thread answers who waits and who comes later, and lets go of the file: no permit."""
 
     class Dying(sqlite3.Connection):
+        dies = False
+
         def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            if args and "deadly" in str(args):
+            self.dies |= "deadly" in str(args)
+            if self.dies and sql.startswith(at):
                 raise SystemExit
             return super().execute(sql, *args)
 

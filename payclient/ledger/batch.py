@@ -143,11 +143,11 @@ async def _get(database: Database, gets: list[Get]) -> None:
     try:
         attempts, asks = await database.look_up(list(ids), list(purchases))
     except database.value_faults as error:
-        if len(gets) == 1:
-            gets[0].fail(unavailable(error, "read"))
-        else:
-            for each in gets:
+        for each in gets:
+            if len(gets) > 1:
                 await _get(database, [each])
+            else:
+                each.fail(unavailable(error, "read"))
         return
     found, of_purchase = grouped(attempts), grouped(asks, "purchase")
     for each in gets:
@@ -219,8 +219,6 @@ async def _settle(
         try:
             if await _may_try_again(database, each, found, others, fault):
                 again.append(each)
-            else:
-                each.answer = False
         except (PayError, PurchaseHeldError) as error:
             each.fail(error)
     return again
@@ -231,12 +229,13 @@ async def _may_try_again(
 ) -> bool:
     """Return whether a write is worth another try by the ledger's records, which may be newer than the caller's.
 
-    False: an attempt forbids the permit. Raises what else the write is answered by.
+    Else answer it, or raise what it is answered by.
     """
     event, row = write.event, write.row
     write.tries += 1
     if event is None:
         if not may_permit(attempts, asks, write.record):
+            write.answer = False
             return False
     else:
         write.prepare(event, *moved(attempts, write.record, event))

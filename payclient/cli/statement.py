@@ -3,8 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +15,10 @@ from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.events import sanitize_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
-from payclient.rows.format import KEY, SHOWABLE, Layout, pair_of, plain
+from payclient.rows.format import KEY, SHOWABLE, Layout, plain
 from payclient.rows.records import Records, read_records
 from payclient.validation import to_service
 
-_FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
 #: What the name of a column has that may hold a state, and a cell that says "not paid"; without accents and capitals.
@@ -63,20 +60,14 @@ class StatementOptions(Layout):
     currency: str | None = None
     """Of all lines, where there is no such column."""
     ignore_rest: Annotated[bool, Parameter(parse=False)] = True
+    ignore: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
 
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        if unknown := self.named.keys() - {*_FIELDS}:
-            raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
+    FIELDS = frozenset({KEY, "transaction_id", "amount", "currency", "state"})
 
-    @cached_property
-    def named(self) -> Mapping[str, str]:
-        """The column of each field that has another name."""
-        return dict(pair_of("--map", each, "must be FIELD=COLUMN") for each in self.map)
-
-    def fields_of(self, name: str) -> list[str]:
-        columns = ((field, self.named.get(field, field)) for field in _FIELDS)
-        return [f for f, column in columns if plain(name.strip()) in map(plain, (column, to_service(column)))]
+    def field_of(self, name: str) -> str | None:
+        """Return the field that a name means in one of its spellings, whatever its accents and capitals."""
+        spellings = {plain(each): field for field in self.FIELDS for each in (field, to_service(field))}
+        return spellings.get(plain(name))
 
     def signs(self, profile: ServiceProfile) -> dict[str, int]:
         """Return the known words of the column state, in lower case: 1 means paid, -1 given back."""
@@ -95,59 +86,50 @@ def read_statement(
     """
     file = read_records(path, options)
     _check_columns(path.name, file, options)
-    rows, unnamed, faults = _rows(path.name, file, options)
-    mark = None
-    if options.amounts != "cents" and file.delimiter:  # JSONL has whole cents
-        mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
-    signs = options.signs(profile)
+    rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
+    for line, names, cells, fault, _ in file.records:
+        if fault is not None and not cells:
+            faults.append(RowError(line, None, fault))
+        elif any(cell not in ("", None) for cell in cells):
+            found = list(zip(names, cells, strict=False))
+            _check_state(path.name, found, options)
+            rows.append((line, {field: cell for name, cell in found for field in options.fields_of(name)}))
+    unnamed = list[int]()  # such as a total
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        unnamed.insert(0, rows.pop()[0])
+    if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
+        faults.append(RowError(unnamed[0], None, "names no payment"))
+    mark = _mark(path.name, file, options, [row.get("amount") for _, row in rows])
+    cells_of, signs = Cells(mark), options.signs(profile)
     entries, others, passed_over = list[Entry](), Counter[str](), list[Mapping[str, str]]()
     for line, row in rows:
         word = str(row.get("state") or "").strip()
         sign = signs.get(word.casefold()) if "state" in row else 1
         if sign is None:
             others[word if SHOWABLE.fullmatch(word) else "?"] += 1
-            with suppress(CellError):
-                passed_over.append(_ids(row, Cells(mark)))
-            continue
         try:
-            entries.append(_entry(line, row, Cells(mark), sign, options.currency))
+            ids = _ids(row, cells_of)
+            if sign is None:
+                passed_over.append(ids)
+            else:
+                entries.append(_entry(line, row, ids, cells_of, sign, options.currency))
         except CellError as error:
-            faults.append(RowError(line, None, str(error)))
+            if sign is not None:
+                faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
     dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
     return _mark_doubted(entries, passed_over), others, unnamed, dialect
 
 
-def _rows(
-    name: str, file: Records, options: StatementOptions
-) -> tuple[list[tuple[int, dict[str, Any]]], list[int], list[RowError]]:
-    """Return the cells of each line by their fields, the lines at the end that name no payment, such as a total, and
-    the faults of lines that cannot be read.
-    """
-    rows, unnamed, faults = list[tuple[int, dict[str, Any]]](), list[int](), list[RowError]()
-    for line, names, cells, *_ in file.records:
-        if isinstance(cells, CellError):
-            faults.append(RowError(line, None, str(cells)))
-        elif any(cell not in ("", None) for cell in cells):
-            found = list(zip(names, cells, strict=False))
-            _check_state(name, found, options)
-            rows.append((line, {field: cell for n, cell in found for field in options.fields_of(n)}))
-    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        unnamed.insert(0, rows.pop()[0])
-    if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
-        faults.append(RowError(unnamed[0], None, "names no payment"))
-    return rows, unnamed, faults
-
-
 def _check_columns(name: str, file: Records, form: StatementOptions) -> None:
     """Raise `InvalidRequestError` where the header lacks the amount, both ids or a column of `--map`, or has one
     twice.
     """
-    fields = [field for column in file.names for field in form.fields_of(column)]
-    if twice := [field for field in _FIELDS if fields.count(field) > 1]:
+    fields = Counter(field for column in file.names for field in form.fields_of(column))
+    if twice := sorted(field for field, count in fields.items() if count > 1):
         raise InvalidRequestError(f"{name}: line {file.line}: {twice[0]} is there twice")
-    lacking = {*form.named, "amount", KEY} - {*fields} - ({KEY} if "transaction_id" in fields else set())
+    lacking = {*form.columns, "amount", KEY} - {*fields} - ({KEY} if "transaction_id" in fields else set())
     if file.delimiter and lacking:
         tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
         there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
@@ -170,8 +152,10 @@ def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementOptio
             )
 
 
-def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:
-    """Return the decimal mark. Raises `ConfigurationError` where no amount shows whether the amounts are cents."""
+def _mark(name: str, file: Records, options: StatementOptions, amounts: Sequence[Any]) -> str | None:
+    """Return the decimal mark; None, if the amounts are cents. Raises `ConfigurationError` where none shows that."""
+    if options.amounts == "cents" or not file.delimiter:  # JSONL has whole cents
+        return None
     texts = [_unsigned(each)[0] for each in amounts if isinstance(each, str)]
     proven = any("," in each or "." in each for each in texts)
     if not (proven or options.amounts or any(isinstance(each, float) and each % 1 for each in amounts)):
@@ -179,8 +163,14 @@ def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:
     return options.decimal_mark or find_mark(name, texts)
 
 
-def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency: str | None) -> Entry:
-    ids = _ids(row, cells)
+def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:
+    names = (name for name in (KEY, "transaction_id") if row.get(name))
+    return {name: _shown(str(cells.read(row[name], KEY)).strip()) for name in names}
+
+
+def _entry(
+    line: int, row: Mapping[str, Any], ids: Mapping[str, str], cells: Cells, sign: int, currency: str | None
+) -> Entry:
     number, (amount, negative) = ids.get("transaction_id"), _unsigned(row.get("amount", ""))
     if not ids:
         raise CellError("names no payment")
@@ -196,14 +186,6 @@ def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency:
         amount=-cents if negative else sign * cents,
         currency=_shown(str(row.get("currency") or "").strip()) or currency,
     )
-
-
-def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:
-    return {
-        name: _shown(str(cells.read(row[name], KEY)).strip())
-        for name in (KEY, "transaction_id")
-        if row.get(name)
-    }
 
 
 def _shown(text: str) -> str:

@@ -135,10 +135,8 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
         lines = (f"{row.record.source.strip()}\n" for row in file.bad)
         return "".join(lines).encode("utf-8", "surrogateescape")
     names = [name.strip() for name in file.records.names]
-    rows = [(names, FAULT)]
-    for row in file.bad:
-        cells = [] if isinstance(row.record.cells, CellError) else [*row.record.cells]
-        rows.append((cells, "; ".join(reason(error.words) for error in row.errors)))
+    faults = ("; ".join(reason(error.words) for error in row.errors) for row in file.bad)
+    rows = [(names, FAULT), *zip(([*row.record.cells] for row in file.bad), faults, strict=True)]
     places = [number for number, name in enumerate(names) if name != FAULT]
     return codecs.BOM_UTF8 + b"".join(
         csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
@@ -167,7 +165,7 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     rows = [
         dict(zip(each.names, each.cells, strict=True))
         for each in table.records
-        if not isinstance(each.cells, CellError) and len(each.names) == len(each.cells)
+        if each.names and len(each.names) == len(each.cells)
     ]
     if {*wanted} - {*table.names, *(rows[0] if rows else ())}:
         raise ConfigurationError(

@@ -5,8 +5,8 @@ coerced, rounded or guessed. Read `records` (files -> cells), `format` (what col
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from payclient.rows.cells import (
     corrected_phone,
     faults_of,
     find_mark,
-    fits_sign,
-    split_sign,
 )
 from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format, plain
 from payclient.rows.records import FileRecord, Records, read_records
@@ -39,6 +37,9 @@ MAX_ROWS = 100_000
 
 #: The number of other lines that an error about equal keys names.
 MAX_LINES = 5
+
+#: The name of a row of sums, in the column of the key or another.
+_TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE)
 
 
 @attrs.define
@@ -65,8 +66,7 @@ class Row:
     @property
     def cells(self) -> dict[str, Any]:
         """The row's cells by the plain names of their columns; none where the line cannot be read."""
-        cells = () if isinstance(self.record.cells, CellError) else self.record.cells
-        return dict(zip((plain(name.strip()) for name in self.record.names), cells, strict=False))
+        return dict(zip((plain(name.strip()) for name in self.record.names), self.record.cells, strict=False))
 
     def add(self, field: str | None, why: str) -> None:
         """Add an error of a field, or (None) of the whole row, which then is not sent."""
@@ -84,15 +84,15 @@ class ChargeFile:
     rows: list[Row] = attrs.field(repr=False)
     records: Records = attrs.field(repr=False)
     #: Columns that were not read, lines without a cell, and lines of totals below the rows.
-    unread: list[str] = attrs.field(factory=list)
-    empty: list[int] = attrs.field(factory=list)
-    total_lines: list[int] = attrs.field(factory=list)
+    unread: list[str]
+    empty: list[int]
+    total_lines: list[int]
     #: Errors of the last total below the rows: sums that are not those of the rows.
-    total_faults: list[RowError] = attrs.field(factory=list)
+    total_faults: list[RowError]
     #: The decimal mark of its amounts; None: they are cents.
-    mark: str | None = None
+    mark: str | None
     #: The amounts of a table are read as cents, because no option says what they are.
-    guessed_cents: bool = False
+    guessed_cents: bool
 
     @cached_property
     def requests(self) -> list[SaleRequest]:
@@ -112,20 +112,18 @@ class ChargeFile:
     @property
     def totals(self) -> dict[str, tuple[int, int]]:
         """Good rows and their cents, by currency."""
-        found: dict[str, tuple[int, int]] = {}
+        amounts = defaultdict[str, list[int]](list)
         for request in self.requests:
-            count, cents = found.get(request.currency, (0, 0))
-            found[request.currency] = count + 1, cents + request.amount
-        return dict(sorted(found.items()))
+            amounts[request.currency].append(request.amount)
+        return {currency: (len(amounts[currency]), sum(amounts[currency])) for currency in sorted(amounts)}
 
     @property
     def doubles(self) -> list[list[int]]:
         """The lines of good rows with the same customer and the same amount, group by group."""
-        groups: dict[object, list[int]] = {}
+        groups = defaultdict[object, list[int]](list)
         for row in self.rows:
             if row.request is not None:
-                same = lane_text(row.request), row.request.amount, row.request.currency
-                groups.setdefault(same, []).append(row.line)
+                groups[lane_text(row.request), row.request.amount, row.request.currency].append(row.line)
         return [lines for lines in groups.values() if len(lines) > 1]
 
     @property
@@ -146,24 +144,25 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         raise InvalidRequestError(
             f"{name}: has more than {MAX_ROWS:,} rows: split the file, one run for each part"
         )
-    header = Columns(file.names, form)
+    columns_of = lru_cache(1000)(partial(Columns, form=form))
+    header = columns_of(file.names)
     if file.names:
         _check_header(name, file.line, header, form)
     mark: str | None = form.decimal_mark
     if form.amounts == "decimal" and mark is None:
         mark = find_mark(name, _amounts(file.records, header, form))
-    cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
-    columns_of = lru_cache(1000)(partial(Columns, form=form))
     records, empty, totals = _divide(file, header)
-    rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
-    if not rows:
+    if not records:
         raise InvalidRequestError(f"{name}: has no rows")
+    cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
+    rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
     _check_keys(rows)
     _check_zeros(rows)
-    words = f"{file.description}, {'amounts in cents' if mark is None else f'decimal {MARKS[mark]}'}"
+    place = f", header in line {file.line}" if file.line > 1 else ""
+    amounts = "amounts in cents" if mark is None else f"decimal {MARKS[mark]}"
     return ChargeFile(
         path=path,
-        description=words,
+        description=f"{file.description}{place}, {amounts}",
         rows=rows,
         records=file,
         mark=mark,
@@ -184,30 +183,26 @@ def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
         )
     if faults := header.faults + header.missing(form):
         what = "; ".join(faults).replace("; unknown column ", ", ")
-        if faults[-1].startswith("unknown column"):
-            what += " (leave it out by --ignore or --ignore-rest)"
-        raise InvalidRequestError(f"{name}: line {line}: {what}")
+        hint = " (leave it out by --ignore or --ignore-rest)" * faults[-1].startswith("unknown column")
+        raise InvalidRequestError(f"{name}: line {line}: {what}{hint}")
 
 
 def _divide(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
     """Return the records of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.records, [], []
-    records = [
-        each for each in file.records if isinstance(each.cells, CellError) or any(c != "" for c in each.cells)
-    ]
+    records = [each for each in file.records if each.fault or any(cell != "" for cell in each.cells)]
     count = len(records)
     while count and _is_total(records[count - 1], header):
         count -= 1
-    filled = {record.line for record in records}
-    last = records[count - 1].line if count else 0
+    filled, last = {each.line for each in records}, records[count - 1].line if count else 0
     empty = [each.line for each in file.records if each.line < last and each.line not in filled]
     return records[:count], empty, records[count:]
 
 
 def _is_total(record: FileRecord, header: Columns) -> bool:
     """Return whether a record names no customer and no key, and holds an amount or the word total."""
-    if isinstance(record.cells, CellError) or len(record.cells) != len(header.names):
+    if len(record.cells) != len(header.names):
         return False
     found = False
     for fields, cell in zip(header.fields, record.cells, strict=True):
@@ -226,9 +221,9 @@ def _check_total(
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
         for field in AMOUNTS & {*fields}:
             try:
-                column = [record.cells[place] for record in (total, *records)]  # type: ignore[index]  # caught below
+                column = [record.cells[place] for record in (total, *records)]
                 stated, *amounts = (None if cell == "" else cells.read(cell, field) for cell in column)
-            except (CellError, IndexError, TypeError):
+            except (CellError, IndexError):
                 continue
             if stated not in (None, found := sum(amount or 0 for amount in amounts)):
                 yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
@@ -236,10 +231,10 @@ def _check_total(
 
 def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
-    wanted = [number for number, fields in enumerate(header.fields) if AMOUNTS & {*fields}]
-    for cells in (record.cells for record in records):
-        if not isinstance(cells, CellError) and len(cells) == len(header.names):
-            yield from (cells[number] for number in wanted if isinstance(cells[number], str))
+    for record in records:
+        if len(record.cells) == len(header.names):
+            found = header.by_field(record.cells)
+            yield from (found[field] for field in AMOUNTS & found.keys() if isinstance(found[field], str))
     yield from (text for field, text in form.constants.items() if field in AMOUNTS)
 
 
@@ -258,21 +253,16 @@ def _row(
     record: FileRecord, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
     """Return the row of a record: its request, or the errors that forbid one."""
-    row, found = Row(record, columns.spelled), record.cells
-    if not isinstance(found, CellError) and len(found) != len(columns.names):
-        cut = ": is it cut?" if len(found) < len(columns.names) else ""
-        found = CellError(f"has {len(found)} cells and the header {len(columns.names)}{cut}")
-    if isinstance(found, CellError):
-        row.add(None, str(found))
+    row, count, wanted = Row(record, columns.spelled), len(record.cells), len(columns.names)
+    if record.fault is not None:
+        row.add(None, record.fault)
+    elif count != wanted:
+        row.add(None, f"has {count} cells and the header {wanted}" + ": is it cut?" * (count < wanted))
+    if count != wanted or (row.errors and not count):
         return row
-    if record.is_hidden:
-        row.add(None, "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad")
     for fault in columns.faults:
         row.add(None, fault)
-    given = dict[str, Any]()
-    values = {**constants, **_read_cells(row, found, columns, cells, given)}
-    _check_signs(row, given, str(values["currency"]))
-    _correct_phone(row, given, values, profile)
+    values = _read_cells(row, columns, cells, constants, profile.phone_shapes)
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
@@ -292,43 +282,35 @@ def _row(
 
 
 def _read_cells(
-    row: Row, found: Sequence[Any], columns: Columns, cells: Cells, given: dict[str, Any]
+    row: Row, columns: Columns, cells: Cells, constants: Mapping[str, Any], shapes: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the values of the cells that are not empty; a bad one is an empty text. Put the good cells in `given`."""
-    values: dict[str, Any] = {}
-    for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
-        if cell is None or (cell == "" and not cells.json):
-            continue
-        if not name:
+    """Return the values of the cells that are not empty, and the constants; a bad cell is an empty text."""
+    for number, (name, cell) in enumerate(zip(columns.names, row.record.cells, strict=True), 1):
+        if not name and cell not in ("", None):
             row.add(f"column {number}", "has a value and no name")
-        for field in fields:
-            try:
-                values[field] = cells.read(cell, field)
-                given[field] = cell
-            except CellError as error:
-                values[field] = ""
-                row.add(field, str(error))
+    found = columns.by_field(row.record.cells)
+    given = {field: cell for field, cell in found.items() if cell is not None and (cell != "" or cells.json)}
+    values, currency = {**constants}, given.get("currency", constants["currency"])
+    for field, cell in given.items():
+        try:
+            values[field] = cells.read(cell, field, str(currency))
+        except CellError as error:
+            values[field] = ""
+            row.add(field, str(error))
+    is_text = isinstance(given.get("phone_number", ""), str)
+    _correct_phone(row, values, shapes, is_text=is_text)
     return values
 
 
-def _check_signs(row: Row, given: Mapping[str, Any], currency: str) -> None:
-    for field in AMOUNTS & given.keys():
-        sign = split_sign(cell)[0] if isinstance(cell := given[field], str) else ""
-        if sign and not fits_sign(sign, currency):
-            row.add(field, "has the sign of another currency")
-
-
-def _correct_phone(
-    row: Row, given: Mapping[str, Any], values: dict[str, Any], profile: ServiceProfile
-) -> None:
+def _correct_phone(row: Row, values: dict[str, Any], shapes: Mapping[str, str], *, is_text: bool) -> None:
     """Bring a phone to the shape that the profile names for its country, so that one customer is one."""
     phone, country = values.get("phone_number"), str(values["country_code"])
     if not phone or not isinstance(phone, str):
         return  # a bad cell has its error already, and the model checks values of JSON
     try:
-        if not isinstance(given.get("phone_number", ""), str) and country not in profile.phone_shapes:
+        if not is_text and country not in shapes:
             raise CellError(NOT_TEXT)
-        found = corrected_phone(phone, country, profile.phone_shapes)
+        found = corrected_phone(phone, country, shapes)
     except CellError as error:
         row.add("phone_number", str(error))
         return
@@ -339,15 +321,12 @@ def _correct_phone(
 
 # --- What only the whole file can prove
 
-#: The name of a row of sums, in the column of the key or another.
-_TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE)
-
 
 def _check_keys(rows: Iterable[Row]) -> None:
     """Add an error to each row whose key another row has too: nobody can tell which is meant."""
-    same: dict[str | None, list[Row]] = {}
+    same = defaultdict[str | None, list[Row]](list)
     for row in rows:
-        same.setdefault(row.key, []).append(row)
+        same[row.key].append(row)
     for row in rows:
         others = [str(each.line) for each in same[row.key][: MAX_LINES + 2] if each is not row]
         if row.key and others:

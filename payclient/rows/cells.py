@@ -1,7 +1,7 @@
 """One cell -> one value, or an error. Nothing is coerced, rounded or guessed, and no error repeats a value."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from typing import Any
 
@@ -65,11 +65,6 @@ def split_sign(text: str) -> tuple[str, str]:
     return match[1] or match[3] or "", match[2]
 
 
-def fits_sign(sign: str, currency: str) -> bool:
-    """Return whether a sign may stand for a currency; `$` is that of many."""
-    return currency not in ("EUR", "GBP", "PEN") if sign == "$" else _SIGNS.get(sign, sign) == currency
-
-
 def find_mark(name: str, texts: Iterable[str]) -> str:
     """Return the mark that the amounts prove; a point where none has a mark.
 
@@ -92,15 +87,20 @@ def find_mark(name: str, texts: Iterable[str]) -> str:
     return proven[0] if proven else "."
 
 
-def cents_of(text: str, mark: str) -> int:
-    """Return the cents of an amount in units, exactly. Raises `CellError`."""
-    match = _PATTERNS[mark].fullmatch(split_sign(text)[1])
+def cents_of(text: str, mark: str, currency: str | None = None) -> int:
+    """Return the cents of an amount in units, exactly. Raises `CellError`, also for the sign of another currency."""
+    sign, amount = split_sign(text)
+    match = _PATTERNS[mark].fullmatch(amount)
     if match is None:
         example = "1.250,50" if mark == "," else "1,250.50"
         raise CellError(f"is not an amount with a decimal {MARKS[mark]}, such as {example}")
     decimals = match[3] or ""
     if len(decimals) > 2:
         raise CellError(f"has {len(decimals)} digits after the decimal {MARKS[mark]}; two is the most")
+    # A "$" is the sign of many currencies.
+    fits = currency not in ("EUR", "GBP", "PEN") if sign == "$" else _SIGNS.get(sign, sign) == currency
+    if sign and currency and not fits:
+        raise CellError("has the sign of another currency")
     return int(re.sub(r"[^0-9]", "", match[1])) * 100 + int(decimals.ljust(2, "0"))
 
 
@@ -109,38 +109,28 @@ def cents_of(text: str, mark: str) -> int:
 NOT_TEXT = "must be a text, because a number keeps no zero in front: format the column as text"
 
 #: A formula, also behind a sign: `=A1`, `+SUM(A1)`, `@SUM(A1)`.
-FORMULA = re.compile(r"\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
+FORMULA = re.compile(r"^\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
 
-#: A long number as a spreadsheet shortens it: "5,93999E+11". An id such as "12E5" is valid.
-_SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
-_SHORTENED_ID = re.compile(r"[0-9][.,][0-9]+E\+[0-9]+")
-_IDS = frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
-
-#: A spreadsheet's sign of a failed calculation (`#REF!`, `#N/A`, `#¿NOMBRE?`), or of a number too wide for its cell.
-_BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+_PHONE, _IDS = frozenset({"phone_number"}), frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
+_SHORTENED = "is a number as a spreadsheet shortens it: format the column as text"
 
-#: Fields whose texts mean a number, or true or false.
-_CONVERTED = INTEGERS | {"by_nick_name"}
-
-
-def _check_damage(cell: str, field: str) -> None:
-    """Raise `CellError` for a text that a spreadsheet or a conversion has changed."""
-    is_phone = field == "phone_number"
-    if cell.isascii() and (cell.isdigit() if is_phone else cell.isalnum()):
-        return
-    shortened = _SHORTENED if is_phone else _SHORTENED_ID if field in _IDS else None
-    damages = {
-        "is a number as a spreadsheet shortens it: format the column as text": shortened is not None
-        and shortened.fullmatch(cell),
-        "is a number that ends in .0": is_phone and re.fullmatch(r"[0-9]+\.0", cell),
-        "has a character that was lost in a conversion": "\N{REPLACEMENT CHARACTER}" in cell,
-        "is a formula; its value is needed": FORMULA.match(cell),
-        "is an error of the spreadsheet": _BROKEN.fullmatch(cell),
-    }
-    for words, is_found in damages.items():
-        if is_found:
-            raise CellError(words)
+#: What a spreadsheet or a conversion makes of a text: the fields where it is one (None: all), its form, the fault.
+_DAMAGES: Sequence[tuple[frozenset[str] | None, re.Pattern[str], str]] = (
+    # "5,93999E+11"; an id such as "12E5" is valid.
+    (_PHONE, re.compile(r"^[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+$"), _SHORTENED),
+    (_IDS, re.compile(r"^[0-9][.,][0-9]+E\+[0-9]+$"), _SHORTENED),
+    (_PHONE, re.compile(r"^[0-9]+\.0$"), "is a number that ends in .0"),
+    (
+        None,
+        re.compile("[\udc80-\udcff]"),
+        "is not of the file's encoding: give --encoding, or save it as CSV UTF-8",
+    ),
+    (None, re.compile("\N{REPLACEMENT CHARACTER}"), "has a character that was lost in a conversion"),
+    (None, FORMULA, "is a formula; its value is needed"),
+    # `#REF!`, `#N/A`, `#¿NOMBRE?`, and a number too wide for its cell.
+    (None, re.compile(r"^#(N/A|[\w¡¿/ ]+[!?]|#{2,})$"), "is an error of the spreadsheet"),
+)
 
 
 @attrs.frozen
@@ -152,50 +142,58 @@ class Cells:
     #: The values have types already, which the model checks.
     json: bool = False
 
-    def read(self, cell: Any, field: str) -> Any:
-        """Return the value of a text, or of a typed cell. Raises `CellError`."""
+    def read(self, cell: Any, field: str, currency: str | None = None) -> Any:
+        """Return the value of a text, or of a typed cell; an amount may have the sign of this currency, or (None) any.
+
+        Raises `CellError`.
+        """
+        mark = self.mark
         if field == "order":
             return _order_of(cell)
         if not isinstance(cell, str):
-            return cell if self.json else self._typed(cell, field)
-        if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
-            raise CellError("is not of the file's encoding: give --encoding, or save it as CSV UTF-8")
-        if self.json or field not in _CONVERTED:
+            if self.json:
+                return cell
+            cell, mark = _text_of(cell, field), mark and "."
+        if self.json or field not in INTEGERS | {"by_nick_name"}:
             _check_damage(cell, field)
             return cell
-        if field in INTEGERS:
-            return self._integer(cell, field, self.mark)
-        if cell not in ("true", "false"):
-            raise CellError("must be true or false")
-        return cell == "true"
-
-    def _integer(self, cell: str, field: str, mark: str | None) -> int:
+        if field == "by_nick_name":
+            if cell not in ("true", "false"):
+                raise CellError("must be true or false")
+            return cell == "true"
         if mark is not None and field in AMOUNTS:
-            return cents_of(cell, mark)
+            return cents_of(cell, mark, currency)
         if not _INTEGER.fullmatch(cell):
             cents = "must be whole cents (write 10.50 as 1050), or use --amounts decimal"
             raise CellError(cents if field in AMOUNTS else "must be a whole number")
         return int(cell)
 
-    def _typed(self, cell: object, field: str) -> Any:
-        """Return the value of a spreadsheet's cell that is not a text. Raises `CellError`."""
-        if isinstance(cell, CellError):
-            raise cell
-        if isinstance(cell, bool):
-            if field == "by_nick_name":
-                return cell
+
+def _check_damage(cell: str, field: str) -> None:
+    if cell.isascii() and (cell.isdigit() if field in _PHONE else cell.isalnum()):
+        return
+    for fields, form, words in _DAMAGES:
+        if (fields is None or field in fields) and form.search(cell):
+            raise CellError(words)
+
+
+def _text_of(cell: object, field: str) -> str:
+    """Return the text of a spreadsheet's cell that is not a text. Raises `CellError`."""
+    if isinstance(cell, CellError):
+        raise cell
+    if isinstance(cell, bool):
+        if field != "by_nick_name":
             raise CellError("must not be true or false")
-        if isinstance(cell, date) and field not in INTEGERS | _IDS | {"phone_number"}:
-            return cell.isoformat().removesuffix("T00:00:00")
-        if isinstance(cell, (date, time, timedelta)):
-            raise CellError("must not be a date or a time: format the column as text")
-        # A spreadsheet shows fifteen digits of a number.
-        text = f"{cell:.15g}" if isinstance(cell, float) else str(cell)
-        if field in INTEGERS:
-            return self._integer(text, field, self.mark and ".")
-        if not _INTEGER.fullmatch(text):
-            raise CellError(NOT_TEXT)
-        return text
+        return str(cell).lower()
+    if isinstance(cell, date) and field not in INTEGERS | _IDS | _PHONE:
+        return cell.isoformat().removesuffix("T00:00:00")
+    if isinstance(cell, (date, time, timedelta)):
+        raise CellError("must not be a date or a time: format the column as text")
+    # A spreadsheet shows fifteen digits of a number.
+    text = f"{cell:.15g}" if isinstance(cell, float) else str(cell)
+    if field not in INTEGERS and not _INTEGER.fullmatch(text):
+        raise CellError(NOT_TEXT)
+    return text
 
 
 def corrected_phone(phone: str, country: str, shapes: Mapping[str, str]) -> tuple[str, str]:

@@ -4,10 +4,11 @@
 import codecs
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -25,7 +26,6 @@ FAULT = "fault"
 #: The purchase that a row is for: a column, but not a field of the request, and not sent.
 PURCHASE = "purchase"
 
-_FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest)) | {PURCHASE}
 AMOUNTS = frozenset({"amount", *COMPONENTS})
 INTEGERS = AMOUNTS | {"time_zone"}
 
@@ -33,12 +33,6 @@ INTEGERS = AMOUNTS | {"time_zone"}
 SHOWABLE = re.compile(r"[^\W\d_][\w.-]{0,63}")
 
 _DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
-
-
-def _field_of(name: str) -> str | None:
-    """Return the field that a name means in one of its two exact spellings."""
-    field = from_service(name)
-    return field if field in _FIELDS and name in (field, to_service(field)) else None
 
 
 @lru_cache(1000)
@@ -53,19 +47,6 @@ def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
     if not name or not value:
         raise ConfigurationError(f"{option}: {form}")
     return name, value
-
-
-def _pairs(option: str, form: str, given: Sequence[str]) -> dict[str, str]:
-    """Return what `FIELD=VALUE` gives, by the model's names. Raises `ConfigurationError`."""
-    pairs: dict[str, str] = {}
-    for each in given:
-        name, value = pair_of(option, each, form)
-        if (field := _field_of(name)) is None or field == "order":
-            raise ConfigurationError(f"there is no field {name!r} of a row")
-        if field in pairs:
-            raise ConfigurationError(f"{option} {name}: is given twice")
-        pairs[field] = value
-    return pairs
 
 
 def delimiter_of(given: str | None) -> str | None:
@@ -102,16 +83,57 @@ class Layout:
     """The decimal mark of the amounts. Default: found."""
     ignore_rest: bool = False
     """Pass over all columns of no known name."""
+    map: tuple[str, ...] = ()
+    """FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."""
+    ignore: tuple[str, ...] = ()
+    """A column to pass over. Repeatable."""
+
+    FIELDS: ClassVar[frozenset[str]]
 
     def __attrs_post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
             raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
         if self.encoding is not None and not _is_encoding(self.encoding):
             raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
+        _ = self.columns  # raises where `map` is wrong
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The column of each field whose column has another name."""
+        return self.pairs("--map", "must be FIELD=COLUMN", self.map)
+
+    def pairs(self, option: str, form: str, given: Sequence[str]) -> dict[str, str]:
+        """Return what an option gives by `FIELD=VALUE`. Raises `ConfigurationError`."""
+        pairs: dict[str, str] = {}
+        for each in given:
+            name, value = pair_of(option, each, form)
+            if (field := self.field_of(name)) is None or field == "order":
+                fields = ", ".join(sorted(self.FIELDS - {"order"}))
+                raise ConfigurationError(
+                    f"there is no field {name!r} of a row: the field must be one of {fields}"
+                )
+            if field in pairs:
+                raise ConfigurationError(f"{option} {name}: is given twice")
+            pairs[field] = value
+        return pairs
+
+    def field_of(self, name: str) -> str | None:
+        """Return the field that a name means in one of its two exact spellings."""
+        field = from_service(name)
+        return field if field in self.FIELDS and name in (field, to_service(field)) else None
 
     def fields_of(self, name: str) -> list[str]:
         """Return the fields that a column of this name holds: none, one, or the key beside another."""
-        raise NotImplementedError
+        name = name.strip()
+        own = self.field_of(name)
+        fields = [
+            field
+            for field, column in self.columns.items()
+            if plain(name) == plain(column) or (own and own == self.field_of(column))
+        ]
+        if own and own not in self.columns and name not in self.ignore and fields in ([], [KEY]):
+            fields.append(own)
+        return fields
 
 
 @attrs.frozen(kw_only=True)
@@ -120,16 +142,14 @@ class Format(Layout):
 
     key: str = KEY
     """The column that is the client transaction id."""
-    map: tuple[str, ...] = ()
-    """FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."""
     set: tuple[str, ...] = attrs.field(default=(), repr=False)
     """FIELD=VALUE, the same in every row: currency=USD. Repeatable."""
-    ignore: tuple[str, ...] = ()
-    """A column to pass over. Repeatable."""
     keep: tuple[str, ...] = ()
     """A column that the report and the page take over, such as a name, and nothing else uses. Repeatable."""
     amounts: Literal["cents", "decimal"] | None = None
     """Whole cents (1050), or units with decimals (10.50). Default: cents, unless all of them are small."""
+
+    FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest)) | {PURCHASE}
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -144,12 +164,12 @@ class Format(Layout):
     @cached_property
     def columns(self) -> dict[str, str]:
         """The column of the key, which may be another field's, too, and of each field whose column has another name."""
-        return {KEY: self.key, **_pairs("--map", "must be FIELD=COLUMN", self.map)}
+        return {KEY: self.key, **self.pairs("--map", "must be FIELD=COLUMN", self.map)}
 
     @cached_property
     def constants(self) -> dict[str, str]:
         """The value of each field that is the same in every row."""
-        return _pairs("--set", "must be FIELD=VALUE", self.set)
+        return self.pairs("--set", "must be FIELD=VALUE", self.set)
 
     def keeps(self, name: str) -> bool:
         """Return whether a report takes a column over, whatever its accents and capitals."""
@@ -159,17 +179,6 @@ class Format(Layout):
         """Return whether a column of no known name may stand in the file."""
         return self.ignore_rest or name in ("", FAULT, *self.ignore) or self.keeps(name)
 
-    def fields_of(self, name: str) -> list[str]:
-        own = _field_of(name)
-        fields = [
-            field
-            for field, column in self.columns.items()
-            if plain(name) == plain(column) or (own and own == _field_of(column))
-        ]
-        if own and own not in self.columns and name not in self.ignore and fields in ([], [KEY]):
-            fields.append(own)
-        return fields
-
 
 class Columns:
     """The meaning of the names in a header, or in one JSON object."""
@@ -177,50 +186,53 @@ class Columns:
     def __init__(self, names: Sequence[str], form: Format) -> None:
         self.names: list[str] = [name.strip() for name in names]
         self.fields: list[list[str]] = [form.fields_of(name) for name in self.names]
-        self.known: list[str] = [*chain.from_iterable(self.fields)]
+        self.known: Counter[str] = Counter(chain.from_iterable(self.fields))
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.columns[KEY]}
-        #: Columns that are neither read nor kept.
-        self.unread: list[str] = []
-        #: Faults of the names.
-        self.faults: list[str] = []
-        for number, (name, fields) in enumerate(zip(self.names, self.fields, strict=True), 1):
+        for name, fields in zip(self.names, self.fields, strict=True):
             self.spelled |= dict.fromkeys(fields, name)
-            if name and not fields and not form.keeps(name):
-                self.unread.append(name)
-            if not fields and not form.passes_over(name):
-                self.faults.append(_unknown(name, number, form))
-        for field in sorted({*self.known}):
-            if self.known.count(field) > 1:
+        others = [(n, name) for n, name in enumerate(self.names, 1) if not self.fields[n - 1]]
+        #: Columns that are neither read nor kept.
+        self.unread: list[str] = [name for _, name in others if name and not form.keeps(name)]
+        #: Faults of the names.
+        self.faults: list[str] = [_unknown(name, n, form) for n, name in others if not form.passes_over(name)]
+        for field, count in sorted(self.known.items()):
+            if count > 1:
                 self.faults.append(f"{field} is there twice")
             if field in form.constants:
                 self.faults.append(f"{field} is a column, and --set gives it as well")
 
+    def by_field(self, cells: Sequence[Any]) -> dict[str, Any]:
+        """Return the cells of a record by their fields."""
+        both = zip(self.fields, cells, strict=True)
+        return {field: cell for fields, cell in both for field in fields}
+
     def missing(self, form: Format) -> list[str]:
         """Return an error for each column that a table lacks, those that options name first; and one for an `order`."""
         given = {*self.known, *form.constants}
-        wanted = [*form.columns, "country_code", "currency"]
-        wanted += [] if {"phone_number", "nick_name"} & given else ["phone_number"]
-        faults, mapped = ["order must be in a JSONL file"] if "order" in given else [], list[str]()
-        for field in dict.fromkeys(wanted):
-            column = form.columns.get(field, field)
-            if field in given:
-                continue
-            if column != field:
-                mapped.append(f"{'--key' if field == KEY else f'--map {field}'} names the column {column}")
-            else:
-                faults.append(f"there is no column {field}" + "; name yours by --key" * (field == KEY))
-        if mapped:
+        faults = [
+            f"{'--key' if field == KEY else f'--map {field}'} names the column {column}"
+            for field, column in form.columns.items()
+            if field not in given and field != column
+        ]
+        if faults:
             names = (
                 name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in enumerate(self.names, 1)
             )
-            mapped[-1] += f", and the file has {', '.join(names)}"
-        return mapped + faults
+            faults[-1] += f", and the file has {', '.join(names)}"
+        if "order" in given:
+            faults.append("order must be in a JSONL file")
+        customer = () if {"phone_number", "nick_name"} & given else ("phone_number",)
+        return faults + [
+            f"there is no column {field}" + "; name yours by --key" * (field == KEY)
+            for field in dict.fromkeys((*form.columns, "country_code", "currency", *customer))
+            if field not in given and field == form.columns.get(field, field)
+        ]
 
 
 def _unknown(name: str, number: int, form: Format) -> str:
     """Return what is wrong with a name that means no field; one that may be a person's data is not repeated."""
-    elsewhere = form.columns.get(_field_of(name) or "")
+    elsewhere = form.columns.get(form.field_of(name) or "")
     if elsewhere is not None:
         return f"{name} stands beside the column {elsewhere}, which is read instead"
     return f"unknown column {name}" if SHOWABLE.fullmatch(name) else f"column {number} has no known name"

@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import attrs
-from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.rows.cells import CellError
@@ -36,11 +35,14 @@ _FOREIGN = re.compile(
     rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
 )
 
-#: The sign of a cell of an .ods file that spans several rows.
-_SPANNED = re.compile(rb'number-rows-spanned="(?!1")')
+#: Signs in an .ods file of what calamine reads as empty cells, and of rows that are not shown.
+_OPEN_DOCUMENT = {
+    rb'calcext:value-type="error"': "has cells that show an error: correct them",
+    rb'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
+    rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
+}
 
-#: The sign of a row of an .ods file that is not shown.
-_UNSEEN = re.compile(rb'<table:table-row\b[^>]*table:visibility="(?!visible)')
+HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
 _NAMES = {
     ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
@@ -53,12 +55,12 @@ class FileRecord(NamedTuple):
 
     line: int
     names: tuple[str, ...]
-    #: The record's cells; where they could not be read, the error.
-    cells: Sequence[Any] | CellError
+    #: None where the record cannot be read; those of a hidden row are there.
+    cells: Sequence[Any]
+    #: Why the record as a whole cannot be charged.
+    fault: str | None = None
     #: The line of JSONL as it stands.
     source: str = ""
-    #: A spreadsheet does not show it.
-    is_hidden: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -85,26 +87,22 @@ def read_records(path: Path, form: Layout) -> Records:
             f"{name}: a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl"
         )
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        if path.exists() and not path.is_file():
             raise InvalidRequestError(f"{name}: must be a regular file, not a directory, a pipe or a device")
-        if found.st_size > MAX_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"{name}: is larger than {MAX_BYTES >> 20} MB: split the file")
-        raw = b"" if kind in SHEETS else path.read_bytes()
+        if kind in SHEETS:
+            return _read_sheet(path, form)
+        raw = path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
-    if kind in SHEETS:
-        return _read_sheet(path, form)
-    encoding, text = _decode(raw, name, form.encoding)
+    codec, text = _decode(raw, name, form.encoding)
     if kind in _CSV:
-        read = _read_csv(text, name, form, encoding)
-        sheet = encoding != "UTF-8" or raw.startswith(codecs.BOM_UTF8) or read.delimiter == ";"
-        return attrs.evolve(read, for_spreadsheets=sheet)
+        return _read_csv(text, name, form, codec)
     if form.amounts == "decimal":
         raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
-    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    records = [FileRecord(number, *_parse(line), line) for number, line in lines]
-    return Records(description=f"JSONL, {encoding}", records=records)
+    records = [_parse(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return Records(description=f"JSONL, {_NAMES.get(codec, codec)}", records=records)
 
 
 def _decode(raw: bytes, name: str, given: str | None) -> tuple[str, str]:
@@ -125,14 +123,30 @@ def _decode(raw: bytes, name: str, given: str | None) -> tuple[str, str]:
                     f"{name}: is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
                 ) from None
     codec = codecs.lookup(codec).name
-    text = raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
-    return _NAMES.get(codec, codec), text
+    return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
+
+
+def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tuple[int, int, int]:
+    """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
+
+    The header is the line with the most known names; where no name is known, the line with the most cells.
+    """
+    known = [sum(bool(form.fields_of(str(cell))) for cell in line) for line in table]
+    filled = [sum(cell != "" for cell in line) for line in table]
+    row = max(range(len(table)), key=lambda n: (known[n], filled[n] * (not any(known))))
+    if form.header_row is not None:
+        row = form.header_row - 1
+        if not 0 <= row < len(table) or not filled[row]:
+            raise InvalidRequestError(
+                f"{name}: --header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
+            )
+    return row, known[row], filled[row]
 
 
 # --- CSV
 
 
-def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
+def _read_csv(text: str, name: str, form: Layout, codec: str) -> Records:
     """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
     tables = {
@@ -151,8 +165,7 @@ def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
     while True:
         line = reader.line_num + begin
         try:
-            cells = next(reader)
-            records.append(FileRecord(line, names, cells))
+            records.append(FileRecord(line, names, next(reader)))
         except StopIteration:
             break
         except csv.Error:
@@ -161,29 +174,15 @@ def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
                 raise InvalidRequestError(
                     f"{name}: line {line}: {why}; the lines after it cannot be read"
                 ) from None
-            records.append(FileRecord(line, names, CellError(why)))
-    words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}" + f", header in line {begin}" * (
-        begin > 1
+            records.append(FileRecord(line, names, (), why))
+    return Records(
+        description=f"CSV with {_NAMES.get(delimiter, delimiter)}, {_NAMES.get(codec, codec)}",
+        line=begin,
+        names=names,
+        delimiter=delimiter,
+        for_spreadsheets=codec != "utf-8" or delimiter == ";",
+        records=records,
     )
-    return Records(description=words, line=begin, names=names, delimiter=delimiter, records=records)
-
-
-def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tuple[int, int, int]:
-    """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
-
-    The header is the line with the most known names; where no name is known, the line with the most cells.
-    """
-    known = [sum(bool(form.fields_of(str(cell).strip())) for cell in line) for line in table]
-    filled = {n: count for n, line in enumerate(table) if (count := sum(cell != "" for cell in line))}
-    if form.header_row is not None:
-        if (row := form.header_row - 1) not in filled:
-            raise InvalidRequestError(
-                f"{name}: --header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
-            )
-        return row, known[row], filled[row]
-    best = max(known, default=0)
-    row = known.index(best) if best else max(filled, key=lambda n: filled[n], default=0)
-    return row, best, filled.get(row, 0)
 
 
 def _header_cells(header: str, delimiter: str) -> list[str]:
@@ -198,8 +197,9 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 
 def _read_sheet(path: Path, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
+    name = path.name
     try:
-        with CalamineWorkbook.from_path(str(path)) as book:
+        with CalamineWorkbook.from_path(path) as book:
             shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
             sheets = {each: book.get_sheet_by_name(each) for each in shown}
             filled: dict[str, list[list[Any]]] = {
@@ -207,29 +207,34 @@ def _read_sheet(path: Path, form: Layout) -> Records:
             }
     except (CalamineError, OSError, ValueError) as error:
         raise InvalidRequestError(
-            f"{path.name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
+            f"{name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
         ) from None
-    sheet = _choose_sheet(path.name, shown, list(filled), form.sheet)
+    sheet = _choose_sheet(name, shown, list(filled), form.sheet)
     rows = filled[sheet]
-    begin = _find_header(rows[:MAX_HEADER], form, path.name)[0]
-    header = [str(cell) for cell in rows[begin]]
+    begin = _find_header(rows[:MAX_HEADER], form, name)[0] + 1
+    header = [str(cell) for cell in rows[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
-    names = tuple(header)
-    _mark_merged(rows, begin, sheets[sheet])
+    # A cell that is merged with one above shows the value of that one, and holds none.
+    for (first, place), (last, _) in sheets[sheet].merged_cell_ranges or ():
+        for cells in rows[max(first + 1, begin) : last + 1]:
+            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
+                cells[place] = CellError("is merged with the cell above: write the value into each row")
     broken, hidden = _broken_and_hidden(path, sheet)
     for (line, place), fault in broken.items():
-        rows[line - 1][place - 1] = fault
+        rows[line - 1][place - 1] = CellError(fault)
     records: list[FileRecord] = []
-    for line, cells in enumerate(rows[begin + 1 :], begin + 2):
-        if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
-            del cells[len(names) :]
-        records.append(FileRecord(line, names, cells, is_hidden=line in hidden))
-    words = (
-        "spreadsheet" + f", sheet {sheet}" * (len(filled) > 1) + f", header in line {begin + 1}" * (begin > 0)
-    )
+    for line, cells in enumerate(rows[begin:], begin + 1):
+        if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
+            del cells[len(header) :]
+        records.append(FileRecord(line, tuple(header), cells, HIDDEN if line in hidden else None))
     return Records(
-        description=words, line=begin + 1, names=names, delimiter=",", for_spreadsheets=True, records=records
+        description="spreadsheet" + f", sheet {sheet}" * (len(filled) > 1),
+        line=begin,
+        names=tuple(header),
+        delimiter=",",
+        for_spreadsheets=True,
+        records=records,
     )
 
 
@@ -250,48 +255,31 @@ def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], given:
     return sheet
 
 
-def _mark_merged(rows: Sequence[list[Any]], header: int, sheet: CalamineSheet) -> None:
-    """Put an error into each cell below the header that is merged with one above, in rows that have other cells.
+def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], str], set[int]]:
+    """Return cells with an error or a formula without its value, which calamine reads as empty, and hidden lines.
 
-    It shows the value of the cell above, and holds none.
+    Raises `InvalidRequestError` for an .ods file with any of them.
     """
-    for (first, place), (last, _) in sheet.merged_cell_ranges or ():
-        for cells in rows[max(first, header) + 1 : last + 1]:
-            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
-                cells[place] = CellError("is merged with the cell above: write the value into each row")
-
-
-def _check_open_document(name: str, content: bytes) -> None:
-    """Raise `InvalidRequestError` for what calamine would read as empty cells, and for rows that are not shown."""
-    if b'calcext:value-type="error"' in content:
-        raise InvalidRequestError(f"{name}: has cells that show an error: correct them")
-    if _SPANNED.search(content):
-        raise InvalidRequestError(f"{name}: has cells that are merged across rows: split them")
-    if _UNSEEN.search(content):
-        raise InvalidRequestError(f"{name}: has hidden rows: show or delete them")
-
-
-def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], CellError], set[int]]:
-    """Return cells with an error or a formula without its value, which calamine reads as empty, and hidden lines."""
     with zipfile.ZipFile(path) as archive:
         if "content.xml" in archive.namelist():  # .ods
-            _check_open_document(path.name, archive.read("content.xml"))
+            content = archive.read("content.xml")
+            for sign, fault in _OPEN_DOCUMENT.items():
+                if re.search(sign, content):
+                    raise InvalidRequestError(f"{path.name}: {fault}")
             return {}, set()
-        raw = _sheet_xml(archive, sheet)
-    if not any(sign in raw for sign in (b"<f", b":f", b't="e"', b"hidden=")):
+        content = _sheet_xml(archive, sheet)
+    if not re.search(rb'<f|:f|t="e"|hidden=', content):
         return {}, set()
     from openpyxl.utils.cell import coordinate_to_tuple as place_of
 
-    rows = ElementTree.fromstring(raw).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
+    rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
     hidden = {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
     broken = {}
     for cell in (cell for row in rows for cell in row.iterfind("{*}c")):
         if cell.get("t") == "e":
-            broken[place_of(cell.get("r", "A1"))] = CellError("is an error of the spreadsheet")
+            broken[place_of(cell.get("r", "A1"))] = "is an error of the spreadsheet"
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
-            broken[place_of(cell.get("r", "A1"))] = CellError(
-                "is a formula without its value: open and save the file"
-            )
+            broken[place_of(cell.get("r", "A1"))] = "is a formula without its value: open and save the file"
     return broken, hidden
 
 
@@ -308,16 +296,19 @@ def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
 # --- JSONL
 
 
-def _parse(text: str) -> tuple[tuple[str, ...], Sequence[Any] | CellError]:
+def _parse(line: int, text: str) -> FileRecord:
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        fault = None if isinstance(data, dict) else "is not a JSON object"
     except CellError as error:
-        return (), error
+        fault = str(error)
     except (ValueError, RecursionError):
-        return (), CellError("is not JSON: is it cut?")
-    if not isinstance(data, dict):
-        return (), CellError("is not a JSON object")
-    return tuple(data), tuple(data.values())
+        fault = "is not JSON: is it cut?"
+    return (
+        FileRecord(line, (), (), fault, text)
+        if fault
+        else FileRecord(line, (*data,), (*data.values(),), source=text)
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

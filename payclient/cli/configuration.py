@@ -2,13 +2,13 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import attrs
-from cyclopts import App, ArgumentCollection, Token
+from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
@@ -30,7 +30,7 @@ _WITHOUT = frozenset({"demo", "guide", "simulate"})
 _FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
 
 #: Settings with a value for each field; an option replaces the value of its field only.
-_PAIRS = ("map", "set")
+_PAIRS = frozenset({"map", "set"})
 
 #: The settings that are given: the value of each, and the option, variable or file that gives it.
 origins: ContextVar[Mapping[str, tuple[Any, str]]] = ContextVar("origins", default={})  # noqa: B039 - never written
@@ -48,27 +48,32 @@ class Configuration:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
-        path = self._find(_FILES.get(commands[0]), arguments)
-        values = {} if path is None else _read(path, self.batch)
-        reconcile = values.pop("reconcile", {})
-        section = reconcile if commands[0] == "reconcile" else {}
-        general = {
-            n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")
-        }
-        for name in _PAIRS:
-            _complete(arguments, section or general, name, path)
-        # A command need not have an option for each general setting, but must have one for those of its section.
-        for table, is_open in ((section, False), (general, True)):
-            for command in reversed(commands):
-                table = {command: table}
-            Dict(table, source=str(path), allow_unknown=is_open)(app, commands, arguments)
-        origins.set({name: (value, str(path)) for name, value in general.items()} | _given(arguments))
+        options = {_plain(each.name.removeprefix("--")): each for each in arguments}
+        path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
+        values = {} if path is None else self._read(path, commands[0], options.keys())
+        given = {name: each.tokens for name, each in options.items() if each.tokens}
+        for name in _PAIRS & given.keys():
+            fields = {_field(token.value) for token in given[name]}
+            for pair in (pair for pair in values.get(name, ()) if _field(pair) not in fields):
+                options[name].append(Token(keyword=options[name].name, value=pair, source=str(path)))
+        table = values
+        for command in reversed(commands):
+            table = {command: table}
+        Dict(table, source=str(path), allow_unknown=True)(app, commands, arguments)
+        origins.set(
+            {name: (value, str(path)) for name, value in values.items()}
+            | {
+                name: (tokens[0].value, tokens[0].keyword or "")
+                for name, tokens in given.items()
+                if tokens[0].source in ("cli", "env")
+            }
+        )
 
-    def _find(self, argument: str | None, arguments: ArgumentCollection) -> Path | None:
-        """Return the settings file; `argument` names the command's own file, beside which it is looked for."""
+    def _find(self, argument: Argument | None) -> Path | None:
+        """Return the settings file; the argument names the command's own file, beside which it is looked for."""
         if self.path is not None:
             return self.path.absolute()
-        file = next((each.tokens[0].value for each in arguments if each.name == argument and each.tokens), "")
+        file = argument.tokens[0].value if argument is not None and argument.tokens else ""
         user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
         places = (Path(file).parent, Path(), Path(user) / "payclient")
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
@@ -83,44 +88,46 @@ class Configuration:
             )
         return found
 
-
-def _given(arguments: ArgumentCollection) -> dict[str, tuple[Any, str]]:
-    """Return the values that the command line and the environment give, each with its option or variable."""
-    tokens = ((each.name, each.tokens[0]) for each in arguments if each.tokens)
-    return {
-        name.removeprefix("--").replace("-", "_"): (token.value, token.keyword or "")
-        for name, token in tokens
-        if token.source in ("cli", "env")
-    }
-
-
-def _read(path: Path, batch: str | None) -> dict[str, Any]:
-    """Return the settings of a file as values of options; relative paths start at its folder."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
-    batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
-    if not isinstance(batches, dict) or (batch is not None and not isinstance(batches.get(batch), dict)):
-        raise ConfigurationError(f"{path}: must have a section [batch.{batch or 'NAME'}]; nothing was sent")
-    for section in (table, reconcile, *batches.values()):
-        _check_names(path, section, None if section is reconcile else SETTINGS)
-    values = {}
-    for name, value in {**table, **batches.get(batch, {})}.items():
-        name, above = _plain(name), table.get(name)
-        if name in _PAIRS and isinstance(value, dict) and isinstance(above, dict):
-            value = above | value
-        values[name] = _flat(_beside(path.absolute().parent, name, value))
-    return {**values, "reconcile": {name: _flat(value) for name, value in reconcile.items()}}
+    def _read(self, path: Path, command: str, options: Collection[str]) -> dict[str, Any]:
+        """Return what a file sets for a command, as values of options; relative paths start at its folder."""
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:  # not UTF-8, or not TOML
+            raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
+        batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
+        batch = {} if self.batch is None else isinstance(batches, dict) and batches.get(self.batch)
+        if not isinstance(batches, dict) or not isinstance(batch, dict):
+            raise ConfigurationError(
+                f"{path}: must have a section [batch.{self.batch or 'NAME'}]; nothing was sent"
+            )
+        for section in (table, *batches.values()):
+            _check_names(path, section, SETTINGS)
+        _check_names(path, reconcile, options if command == "reconcile" else None)
+        above, own = ({_plain(name): value for name, value in each.items()} for each in (table, batch))
+        for name in _PAIRS & own.keys():
+            if isinstance(own[name], dict) and isinstance(above.get(name), dict):
+                own[name] = above[name] | own[name]
+        values = above | own
+        if command not in ("charge", "doctor"):
+            values = {name: value for name, value in values.items() if name in SHARED}
+        if command == "reconcile":
+            values |= {_plain(name): value for name, value in reconcile.items()}
+        return {name: _flat(_beside(path.absolute().parent, name, value)) for name, value in values.items()}
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _check_names(path: Path, section: Mapping[str, Any], known: frozenset[str] | None) -> None:
+def _field(pair: object) -> str:
+    from payclient.validation import from_service  # `--help` needs none
+
+    return from_service(str(pair).partition("=")[0])
+
+
+def _check_names(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> None:
     """Raise `ConfigurationError` for a token in the file, and for a setting that is not among the known ones."""
     for name in map(_plain, section):
         if name in ("token", "payclient_token"):
@@ -143,19 +150,6 @@ def _beside(folder: Path, name: str, value: Any) -> Any:
         # From another working directory it would be another ledger, which knows no earlier charge.
         return f"sqlite:{os.path.join(folder, str(value)[7:])}"
     return value
-
-
-def _complete(arguments: ArgumentCollection, values: Mapping[str, Any], name: str, path: Path | None) -> None:
-    """Add the pairs of the settings file to an option, except for fields that the command line gives."""
-    argument = next((each for each in arguments if each.name == f"--{name}"), None)
-    if argument is None or not argument.tokens:
-        return
-    from payclient.validation import from_service  # `--help` needs none
-
-    given = {from_service(token.value.partition("=")[0]) for token in argument.tokens}
-    for pair in values.get(name, ()):
-        if from_service(str(pair).partition("=")[0]) not in given:
-            argument.append(Token(keyword=argument.name, value=str(pair), source=str(path)))
 
 
 def _flat(value: Any) -> Any:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.tables import Dialect, dialect_of
-from payclient.errors import ConfigurationError, InvalidRequestError
+from payclient.errors import InvalidRequestError
 from payclient.events import sanitize_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
@@ -76,30 +76,36 @@ class StatementOptions(Layout):
         return {word.casefold(): 1 for word in paid} | {word.casefold(): -1 for word in self.returned}
 
 
-def read_statement(
-    path: Path, options: StatementOptions, profile: ServiceProfile
-) -> tuple[list[Entry], Counter[str], list[int], Dialect]:
-    """Return the payments of a statement, how many lines have each unknown word as their state, the lines at its end
-    that name no payment, and its dialect.
+#: What a statement holds: its payments, how many lines have each unknown word as their state, the lines at its end that
+#: name no payment, and how it is written.
+Statement = tuple[list[Entry], Counter[str], list[int], Dialect]
 
-    Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
-    """
+
+def read_statement(path: Path, options: StatementOptions, profile: ServiceProfile) -> Statement:
+    """Read a statement. Raises `InvalidRequestError` with what is wrong, line by line."""
+    try:
+        return _read(path, options, profile)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path.name}: {error}") from None
+
+
+def _read(path: Path, options: StatementOptions, profile: ServiceProfile) -> Statement:
     file = read_records(path, options)
-    _check_columns(path.name, file, options)
+    _check_columns(file, options)
     rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
     for line, names, cells, fault, _ in file.records:
         if fault is not None and not cells:
             faults.append(RowError(line, None, fault))
         elif any(cell not in ("", None) for cell in cells):
             found = list(zip(names, cells, strict=False))
-            _check_state(path.name, found, options)
+            _check_state(found, options)
             rows.append((line, {field: cell for name, cell in found for field in options.fields_of(name)}))
     unnamed = list[int]()  # such as a total
     while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
         unnamed.insert(0, rows.pop()[0])
     if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
         faults.append(RowError(unnamed[0], None, "names no payment"))
-    mark = _mark(path.name, file, options, [row.get("amount") for _, row in rows])
+    mark = _mark(file, options, [row.get("amount") for _, row in rows])
     cells_of, signs = Cells(mark), options.signs(profile)
     entries, others, passed_over = list[Entry](), Counter[str](), list[Mapping[str, str]]()
     for line, row in rows:
@@ -117,27 +123,25 @@ def read_statement(
             if sign is not None:
                 faults.append(RowError(line, None, str(error)))
     if faults:
-        raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
+        raise InvalidRequestError(terminal.listed(faults, _SHOWN))
     dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
     return _mark_doubted(entries, passed_over), others, unnamed, dialect
 
 
-def _check_columns(name: str, file: Records, form: StatementOptions) -> None:
-    """Raise `InvalidRequestError` where the header lacks the amount, both ids or a column of `--map`, or has one
-    twice.
-    """
+def _check_columns(file: Records, form: StatementOptions) -> None:
+    """Raise `InvalidRequestError` for a header without the amount, an id or a column of `--map`, or with one twice."""
     fields = Counter(field for column in file.names for field in form.fields_of(column))
     if twice := sorted(field for field, count in fields.items() if count > 1):
-        raise InvalidRequestError(f"{name}: line {file.line}: {twice[0]} is there twice")
+        raise InvalidRequestError(f"line {file.line}: {twice[0]} is there twice")
     lacking = {*form.columns, "amount", KEY} - {*fields} - ({KEY} if "transaction_id" in fields else set())
     if file.delimiter and lacking:
         tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
         there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
         has = f"; the line has {there}" if fields and there else ""
-        raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
+        raise InvalidRequestError(f"line {file.line} lacks columns: give {tell}{has}")
 
 
-def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementOptions) -> None:
+def _check_state(row: Sequence[tuple[str, Any]], form: StatementOptions) -> None:
     """Raise `InvalidRequestError` where a column that is not read may say that a line was not paid."""
     if any("state" in form.fields_of(column) for column, _ in row):
         return
@@ -147,20 +151,20 @@ def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementOptio
         if may_say and not form.fields_of(column):
             shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
             raise InvalidRequestError(
-                f"{name}: the column {shown} may say that a line was not paid: give --map state={shown}, and "
+                f"the column {shown} may say that a line was not paid: give --map state={shown}, and "
                 "--paid WORD for each word of it that means paid"
             )
 
 
-def _mark(name: str, file: Records, options: StatementOptions, amounts: Sequence[Any]) -> str | None:
-    """Return the decimal mark; None, if the amounts are cents. Raises `ConfigurationError` where none shows that."""
+def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> str | None:
+    """Return the decimal mark; None, if the amounts are cents. Raises `InvalidRequestError` where none shows that."""
     if options.amounts == "cents" or not file.delimiter:  # JSONL has whole cents
         return None
     texts = [_unsigned(each)[0] for each in amounts if isinstance(each, str)]
     proven = any("," in each or "." in each for each in texts)
     if not (proven or options.amounts or any(isinstance(each, float) and each % 1 for each in amounts)):
-        raise ConfigurationError(f"{name}: no amount shows what 25 means: give --amounts cents or decimal")
-    return options.decimal_mark or find_mark(name, texts)
+        raise InvalidRequestError("no amount shows what 25 means: give --amounts cents or decimal")
+    return options.decimal_mark or find_mark(texts)
 
 
 def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:

@@ -18,7 +18,6 @@ from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.rows.cells import (
     MARKS,
-    NOT_TEXT,
     CellError,
     Cells,
     RowError,
@@ -138,22 +137,26 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
     Raises `InvalidRequestError` where the file cannot be read, is empty, has more than `MAX_ROWS` rows, has a bad
     header, or does not prove the decimal mark of its amounts.
     """
-    form, name = form or Format(), path.name
+    try:
+        return _read_rows(path, form or Format(), profile)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path.name}: {error}") from None
+
+
+def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
     file = read_records(path, form)
     if len(file.records) > MAX_ROWS:
-        raise InvalidRequestError(
-            f"{name}: has more than {MAX_ROWS:,} rows: split the file, one run for each part"
-        )
+        raise InvalidRequestError(f"has more than {MAX_ROWS:,} rows: split the file, one run for each part")
     columns_of = lru_cache(1000)(partial(Columns, form=form))
     header = columns_of(file.names)
     if file.names:
-        _check_header(name, file.line, header, form)
+        _check_header(file.line, header, form)
     mark: str | None = form.decimal_mark
     if form.amounts == "decimal" and mark is None:
-        mark = find_mark(name, _amounts(file.records, header, form))
+        mark = find_mark(_amounts(file.records, header, form))
     records, empty, totals = _divide(file, header)
     if not records:
-        raise InvalidRequestError(f"{name}: has no rows")
+        raise InvalidRequestError("has no rows")
     cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
     rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
     _check_keys(rows)
@@ -174,17 +177,17 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
     )
 
 
-def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
+def _check_header(line: int, header: Columns, form: Format) -> None:
     """Raise `InvalidRequestError` for a header of a table that is not valid."""
     if not header.known:
         raise InvalidRequestError(
-            f"{name}: line {line} names no known column: is the header missing? Give columns of other names "
+            f"line {line} names no known column: is the header missing? Give columns of other names "
             "by --map, such as --map phone_number=telefono"
         )
     if faults := header.faults + header.missing(form):
         what = "; ".join(faults).replace("; unknown column ", ", ")
         hint = " (leave it out by --ignore or --ignore-rest)" * faults[-1].startswith("unknown column")
-        raise InvalidRequestError(f"{name}: line {line}: {what}{hint}")
+        raise InvalidRequestError(f"line {line}: {what}{hint}")
 
 
 def _divide(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
@@ -288,8 +291,10 @@ def _read_cells(
     for number, (name, cell) in enumerate(zip(columns.names, row.record.cells, strict=True), 1):
         if not name and cell not in ("", None):
             row.add(f"column {number}", "has a value and no name")
-    found = columns.by_field(row.record.cells)
-    given = {field: cell for field, cell in found.items() if cell is not None and (cell != "" or cells.json)}
+    cells_of = columns.by_field(row.record.cells)
+    given = {
+        field: cell for field, cell in cells_of.items() if cell is not None and (cell != "" or cells.json)
+    }
     values, currency = {**constants}, given.get("currency", constants["currency"])
     for field, cell in given.items():
         try:
@@ -297,26 +302,19 @@ def _read_cells(
         except CellError as error:
             values[field] = ""
             row.add(field, str(error))
-    is_text = isinstance(given.get("phone_number", ""), str)
-    _correct_phone(row, values, shapes, is_text=is_text)
-    return values
-
-
-def _correct_phone(row: Row, values: dict[str, Any], shapes: Mapping[str, str], *, is_text: bool) -> None:
-    """Bring a phone to the shape that the profile names for its country, so that one customer is one."""
     phone, country = values.get("phone_number"), str(values["country_code"])
-    if not phone or not isinstance(phone, str):
-        return  # a bad cell has its error already, and the model checks values of JSON
-    try:
-        if not is_text and country not in shapes:
-            raise CellError(NOT_TEXT)
-        found = corrected_phone(phone, country, shapes)
-    except CellError as error:
-        row.add("phone_number", str(error))
-        return
-    row.respelled = found != (phone, country)
-    if row.respelled:
-        values["phone_number"], values["country_code"] = found
+    if phone and isinstance(
+        phone, str
+    ):  # a bad cell has its error already, and the model checks values of JSON
+        try:
+            is_text = isinstance(given.get("phone_number", ""), str)
+            found = corrected_phone(phone, country, shapes, is_text=is_text)
+            if found != (phone, country):
+                row.respelled = True
+                values["phone_number"], values["country_code"] = found
+        except CellError as error:
+            row.add("phone_number", str(error))
+    return values
 
 
 # --- What only the whole file can prove

@@ -65,7 +65,7 @@ def split_sign(text: str) -> tuple[str, str]:
     return match[1] or match[3] or "", match[2]
 
 
-def find_mark(name: str, texts: Iterable[str]) -> str:
+def find_mark(texts: Iterable[str]) -> str:
     """Return the mark that the amounts prove; a point where none has a mark.
 
     Raises `InvalidRequestError` where they contradict each other, or may mean two things and none proves which.
@@ -76,12 +76,10 @@ def find_mark(name: str, texts: Iterable[str]) -> str:
     proven = [mark for mark, of_mark in fitting.items() if of_mark - fitting["," if mark == "." else "."]]
     tell = "give --decimal-mark , or --decimal-mark ."
     if len(proven) > 1:
-        raise InvalidRequestError(
-            f"{name}: some amounts have a decimal comma and others a decimal point: {tell}"
-        )
+        raise InvalidRequestError(f"some amounts have a decimal comma and others a decimal point: {tell}")
     if not proven and any(fitting.values()):
         raise InvalidRequestError(
-            f'{name}: amounts such as "1,000" or "1.000" may mean one or one thousand, and no other amount of the '
+            'amounts such as "1,000" or "1.000" may mean one or one thousand, and no other amount of the '
             f"file proves which: {tell}"
         )
     return proven[0] if proven else "."
@@ -196,13 +194,17 @@ def _text_of(cell: object, field: str) -> str:
     return text
 
 
-def corrected_phone(phone: str, country: str, shapes: Mapping[str, str]) -> tuple[str, str]:
+def corrected_phone(
+    phone: str, country: str, shapes: Mapping[str, str], *, is_text: bool = True
+) -> tuple[str, str]:
     """Return a phone and its country as the profile's shape has them, so that one customer is one. Raises `CellError`.
 
     With `0#########` and 593 these are one: 0984111222, 984111222, 593984111222, +593 98 411 1222, 00593984111222.
     """
     code = country.removeprefix("+")
     if (shape := shapes.get(code)) is None:
+        if not is_text:
+            raise CellError(NOT_TEXT)
         return phone, country
     digits, prefix = re.sub(r"[^0-9]", "", phone), shape.rstrip("#")
     starts = (code,) if "+" in phone else ("", code, f"00{code}")

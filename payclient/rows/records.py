@@ -80,32 +80,30 @@ class Records:
 
 
 def read_records(path: Path, form: Layout) -> Records:
-    """Read a whole file. Raises `InvalidRequestError` for a file of an unknown form."""
-    name, kind = path.name, path.suffix.lower()
+    """Read a whole file. Raises `InvalidRequestError` for one that cannot be read, without its name."""
+    kind = path.suffix.lower()
     if kind not in (*_CSV, *SHEETS, *_JSONL):
-        raise InvalidRequestError(
-            f"{name}: a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl"
-        )
+        raise InvalidRequestError("a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl")
     try:
         if path.exists() and not path.is_file():
-            raise InvalidRequestError(f"{name}: must be a regular file, not a directory, a pipe or a device")
+            raise InvalidRequestError("must be a regular file, not a directory, a pipe or a device")
         if path.stat().st_size > MAX_BYTES:
-            raise InvalidRequestError(f"{name}: is larger than {MAX_BYTES >> 20} MB: split the file")
+            raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
         if kind in SHEETS:
             return _read_sheet(path, form)
         raw = path.read_bytes()
     except OSError as error:
-        raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
-    codec, text = _decode(raw, name, form.encoding)
+        raise InvalidRequestError(f"cannot be read: {error.strerror}") from None
+    codec, text = _decode(raw, form.encoding)
     if kind in _CSV:
-        return _read_csv(text, name, form, codec)
+        return _read_csv(text, form, codec)
     if form.amounts == "decimal":
-        raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
+        raise InvalidRequestError("the amounts of JSONL must be whole cents: leave --amounts out")
     records = [_parse(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     return Records(description=f"JSONL, {_NAMES.get(codec, codec)}", records=records)
 
 
-def _decode(raw: bytes, name: str, given: str | None) -> tuple[str, str]:
+def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
     """Return the encoding and the text. An invalid byte becomes a lone surrogate, which the check of its cell finds.
 
     The encoding is that of the byte order mark; else the one of the option; else UTF-8, if all bytes are valid; else
@@ -120,13 +118,13 @@ def _decode(raw: bytes, name: str, given: str | None) -> tuple[str, str]:
             codec = "cp1252"
             if _FOREIGN.search(raw):
                 raise InvalidRequestError(
-                    f"{name}: is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
+                    "is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
                 ) from None
     codec = codecs.lookup(codec).name
     return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
 
 
-def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tuple[int, int, int]:
+def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int, int]:
     """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
 
     The header is the line with the most known names; where no name is known, the line with the most cells.
@@ -138,7 +136,7 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tup
         row = form.header_row - 1
         if not 0 <= row < len(table) or not filled[row]:
             raise InvalidRequestError(
-                f"{name}: --header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
+                f"--header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
             )
     return row, known[row], filled[row]
 
@@ -146,18 +144,18 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tup
 # --- CSV
 
 
-def _read_csv(text: str, name: str, form: Layout, codec: str) -> Records:
+def _read_csv(text: str, form: Layout, codec: str) -> Records:
     """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
     tables = {
         each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"
     }
-    headers = {each: _find_header(table, form, name) for each, table in tables.items()}
+    headers = {each: _find_header(table, form) for each, table in tables.items()}
     delimiter = max(headers, key=lambda each: headers[each][1:])
     begin = headers[delimiter][0] + 1
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):
-        raise InvalidRequestError(f"{name}: line {begin} is not a header" if text else f"{name}: is empty")
+        raise InvalidRequestError(f"line {begin} is not a header" if text else "is empty")
     text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
@@ -171,9 +169,7 @@ def _read_csv(text: str, name: str, form: Layout, codec: str) -> Records:
         except csv.Error:
             why = "a quote is not closed, or stands inside a cell"
             if reader.line_num + begin > line + 1:  # the cell took in whole lines
-                raise InvalidRequestError(
-                    f"{name}: line {line}: {why}; the lines after it cannot be read"
-                ) from None
+                raise InvalidRequestError(f"line {line}: {why}; the lines after it cannot be read") from None
             records.append(FileRecord(line, names, (), why))
     return Records(
         description=f"CSV with {_NAMES.get(delimiter, delimiter)}, {_NAMES.get(codec, codec)}",
@@ -197,7 +193,6 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 
 def _read_sheet(path: Path, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
-    name = path.name
     try:
         with CalamineWorkbook.from_path(path) as book:
             shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
@@ -207,11 +202,11 @@ def _read_sheet(path: Path, form: Layout) -> Records:
             }
     except (CalamineError, OSError, ValueError) as error:
         raise InvalidRequestError(
-            f"{name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
+            f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
         ) from None
-    sheet = _choose_sheet(name, shown, list(filled), form.sheet)
+    sheet = _choose_sheet(shown, list(filled), form.sheet)
     rows = filled[sheet]
-    begin = _find_header(rows[:MAX_HEADER], form, name)[0] + 1
+    begin = _find_header(rows[:MAX_HEADER], form)[0] + 1
     header = [str(cell) for cell in rows[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
@@ -238,20 +233,18 @@ def _read_sheet(path: Path, form: Layout) -> Records:
     )
 
 
-def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], given: str | None) -> str:
+def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None) -> str:
     """Return the sheet given by name or number; by default the only one with content. Raises `InvalidRequestError`."""
     named = ", ".join(shown)
     if given is None:
         if len(filled) == 1:
             return filled[0]
         count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
-        raise InvalidRequestError(f"{file}: {count}")
+        raise InvalidRequestError(count)
     numbered = given not in shown and given.isdecimal() and 0 < int(given) <= len(shown)
     sheet = shown[int(given) - 1] if numbered else given
     if sheet not in filled:
-        raise InvalidRequestError(
-            f"{file}: --sheet {given}: has no such sheet with content; its sheets are {named}"
-        )
+        raise InvalidRequestError(f"--sheet {given}: has no such sheet with content; its sheets are {named}")
     return sheet
 
 
@@ -265,7 +258,7 @@ def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], st
             content = archive.read("content.xml")
             for sign, fault in _OPEN_DOCUMENT.items():
                 if re.search(sign, content):
-                    raise InvalidRequestError(f"{path.name}: {fault}")
+                    raise InvalidRequestError(fault)
             return {}, set()
         content = _sheet_xml(archive, sheet)
     if not re.search(rb'<f|:f|t="e"|hidden=', content):

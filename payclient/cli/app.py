@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 from payclient.cli import installed_version, terminal
 from payclient.cli.configuration import Configuration
 from payclient.cli.texts import choose_language, language, language_option, reason, text
-from payclient.errors import PayError
+from payclient.errors import PayError, RefusedError, TransportError
 
 #: The commands by name: the place of each one's function, the first sentence of its help, and an example.
 COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
@@ -82,7 +82,10 @@ def _example(name: str) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code: 2 where our own checks refuse it, 130 where it is interrupted."""
+    """Run one command and return its exit code.
+
+    2 where our own checks refuse it, 3 where the service does, 4 without a usable answer, 130 where it is interrupted.
+    """
     terminal.open_closed()
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
@@ -92,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
         terminal.complain(reason(str(error)))
-        return 2
+        return 3 if isinstance(error, RefusedError) else 4 if isinstance(error, TransportError) else 2
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))
         return 130

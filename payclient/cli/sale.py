@@ -14,7 +14,7 @@ from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
 from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
 from payclient.cli.texts import label, reason, text
-from payclient.errors import ConfigurationError, NotSentError, OutcomeUnknownError, RefusedError
+from payclient.errors import ConfigurationError, TransportError
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, corrected_phone
@@ -130,10 +130,7 @@ async def prepare(
     try:
         async with options.tracker() as tracker:
             form, now = await tracker.prepare(request), tracker.clock.time()
-    except RefusedError as error:
-        terminal.complain(reason(str(error)))
-        return 3
-    except (NotSentError, OutcomeUnknownError) as error:
+    except TransportError as error:
         terminal.complain(text("form.none", why=reason(str(error))))
         return 4
     left = {name: round(max(link.expires_at - now, 0.0) / 60) for name, link in form.links.items()}

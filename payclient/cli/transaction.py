@@ -13,12 +13,11 @@ from payclient.cli import terminal
 from payclient.cli.ledger import newest, opened
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes
 from payclient.cli.texts import label, reason, text
-from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
+from payclient.errors import ConfigurationError, NotReversibleError, RefusedError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.session import PaySession
-from payclient.tracking.outcomes import Outcome
 from payclient.tracking.tracker import Tracker
 from payclient.wire import undo_request
 
@@ -65,8 +64,9 @@ async def status(
     try:
         async with options.session() as session:
             report = await session.status(**attrs.asdict(which))
-    except (RefusedError, TransportError) as error:
-        return _complain(error, refused=4)
+    except RefusedError as error:
+        terminal.complain(reason(str(error)))
+        return 4
     if report is None:
         terminal.complain(text("undo.not_found"))
         return 3
@@ -103,11 +103,8 @@ async def confirm(
     :param transaction_id: The service's id, from the customer's return.
     :param client_transaction_id: The form's own id.
     """
-    try:
-        async with options.session() as session:
-            report = await session.confirm(transaction_id, client_transaction_id)
-    except (RefusedError, TransportError) as error:
-        return _complain(error)
+    async with options.session() as session:
+        report = await session.confirm(transaction_id, client_transaction_id)
     _show(report)
     ids = report.transaction_id, report.client_transaction_id
     is_its_own = ids == (transaction_id, client_transaction_id) and not report.unreadable
@@ -142,29 +139,6 @@ async def reverse(
     return await _undo("reverse", which, yes, options, ledger)
 
 
-async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Outcome:
-    """Reverse a sale of the ledger, which records it. Raises `ConfigurationError` if it has no such paid sale."""
-    async with aclosing(await open_ledger(url, create=False)) as book:
-        record = await _find(book, which)
-        if record.state not in (State.ACCEPTED, State.REVERSING, State.REVERSED):
-            raise ConfigurationError(
-                f"{record.client_transaction_id} is {record.state}: only what is paid is given back; nothing was sent"
-            )
-        async with Tracker(session, book) as tracker:
-            pending = await tracker.find(record.client_transaction_id)
-            assert pending is not None  # noqa: S101 - it was found a moment ago
-            return await tracker.reverse(pending)
-
-
-async def _find(book: Ledger, which: Which) -> Record:
-    if which.client_transaction_id is not None:
-        return await newest(book, which.client_transaction_id)
-    async for record in book.records():
-        if record.transaction_id == which.transaction_id and record.state is not State.REFUSED:
-            return record
-    raise ConfigurationError(f"the ledger has no transaction {which.transaction_id}; nothing was sent")
-
-
 async def _undo(
     operation: Literal["cancel", "reverse"],
     which: Which,
@@ -179,29 +153,45 @@ async def _undo(
     undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
     terminal.ask(question, "nothing was sent", yes=yes)
-    outcome = None
+    state = State.REVERSED
     try:
         async with options.session() as session:
-            if ledger is None:
-                await (session.cancel if operation == "cancel" else session.reverse)(**attrs.asdict(which))
+            if ledger is not None:
+                state = await _reverse_by_ledger(session, ledger, which)
             else:
-                outcome = await _reverse_by_ledger(session, ledger, which)
-    except (RefusedError, TransportError) as error:
-        if isinstance(error, NotReversibleError):
-            terminal.say(text("undo.too_late"))
-        return _complain(error)
-    if outcome is not None and outcome.state is not State.REVERSED:
-        still_paid = outcome.state is State.ACCEPTED  # another process was refused
-        terminal.complain(text("undo.still_paid" if still_paid else "undo.no_answer"))
-        return 3 if still_paid else 4
-    terminal.out().print(text(f"undone.{operation}"))
-    return 0
+                await (session.cancel if operation == "cancel" else session.reverse)(**attrs.asdict(which))
+    except NotReversibleError:
+        terminal.say(text("undo.too_late"))
+        raise
+    if state is State.REVERSED:
+        terminal.out().print(text(f"undone.{operation}"))
+        return 0
+    still_paid = state is State.ACCEPTED  # another process was refused
+    terminal.complain(text("undo.still_paid" if still_paid else "undo.no_answer"))
+    return 3 if still_paid else 4
 
 
-def _complain(error: RefusedError | TransportError, *, refused: int = 3) -> int:
-    """Print an error that came instead of the answer, and return the exit code."""
-    terminal.complain(reason(str(error)))
-    return refused if isinstance(error, RefusedError) else 4
+async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> State:
+    """Reverse a sale of the ledger, which records it. Raises `ConfigurationError` if it has no such paid sale."""
+    async with aclosing(await open_ledger(url, create=False)) as book:
+        record = await _find(book, which)
+        if record.state not in (State.ACCEPTED, State.REVERSING, State.REVERSED):
+            raise ConfigurationError(
+                f"{record.client_transaction_id} is {record.state}: only what is paid is given back; nothing was sent"
+            )
+        async with Tracker(session, book) as tracker:
+            pending = await tracker.find(record.client_transaction_id)
+            assert pending is not None  # noqa: S101 - it was found a moment ago
+            return (await tracker.reverse(pending)).state
+
+
+async def _find(book: Ledger, which: Which) -> Record:
+    if which.client_transaction_id is not None:
+        return await newest(book, which.client_transaction_id)
+    async for record in book.records():
+        if record.transaction_id == which.transaction_id and record.state is not State.REFUSED:
+            return record
+    raise ConfigurationError(f"the ledger has no transaction {which.transaction_id}; nothing was sent")
 
 
 def _show(report: StatusReport) -> None:

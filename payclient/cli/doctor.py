@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import attrs
 from rich.markup import escape
 
+from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
@@ -62,9 +63,8 @@ def doctor(
     about = list(check_named(options.profile))
     # A bad profile is one result; the other checks go on without it.
     known = options if about[0].level == "ok" else attrs.evolve(options, profile=None)
-    settings = list(check_settings(known))
-    levels, address = _show("settings", settings), None
-    if settings[0].level == "ok":
+    levels, address = _show("settings", check_settings(known)), None
+    if levels[0] == "ok":
         address = known.address()
         levels += _show("network", check_reach(address))
     levels += _show("ledger", [asyncio.run(check_ledger(ledger, address))])
@@ -84,34 +84,36 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
     return levels
 
 
-def _value(name: str, value: object, otherwise: str = "") -> str:
-    """Return a setting's value, and where it was set, in words."""
-    place = origins.get().get(name, ("", otherwise))[1]
-    where = text("doctor.from", place=place) if place else ""
-    if name == "token_file":
-        return text("doctor.token", count=value, place=where)
-    return text("doctor.value", name=name, value=value, place=where)
-
-
 # --- The checks
 
 
 def check_settings(options: ServiceOptions) -> Iterator[Check]:
     """Check the service's address and the token's shape, without showing the token; then show the other settings."""
-    try:
-        yield Check("ok", _value("base_url", options.address(), text("doctor.of_profile")))
-    except ConfigurationError as error:
-        yield Check("wrong", reason(str(error)))
-    try:
-        token = options.token()
-        count = len(token if isinstance(token, str) else token.read())
-        yield Check("ok", _value("token_file", count, "PAYCLIENT_TOKEN"))
-    except ConfigurationError as error:
-        yield Check("wrong", reason(str(error)))
+    checked = {
+        "base_url": (options.address, text("doctor.of_profile")),
+        "token_file": (options.token, "PAYCLIENT_TOKEN"),
+    }
+    for name, (get, otherwise) in checked.items():
+        try:
+            yield Check("ok", _value(name, get(), otherwise))
+        except ConfigurationError as error:
+            yield Check("wrong", reason(str(error)))
     for name, (value, _) in origins.get().items():
-        if name not in ("base_url", "token_file", "site"):
-            shown = ", ".join(value) if isinstance(value, list) else str(value)
-            yield Check("note", _value(name, location_of(shown) if name == "ledger" else shown))
+        if name not in (*checked, "site"):
+            yield Check("note", _value(name, value))
+
+
+def _value(name: str, value: object, otherwise: str = "") -> str:
+    """Return a setting's value, and where it was set, in words; of a token the length."""
+    place = origins.get().get(name, ("", otherwise))[1]
+    where = text("doctor.from", place=place) if place else ""
+    if name == "token_file":
+        token = value.read() if isinstance(value, TokenFile) else str(value)
+        return text("doctor.token", count=len(token), place=where)
+    shown = ", ".join(value) if isinstance(value, list) else str(value)
+    return text(
+        "doctor.value", name=name, value=location_of(shown) if name == "ledger" else shown, place=where
+    )
 
 
 def check_named(profile: str | None) -> Iterator[Check]:
@@ -164,7 +166,8 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
         return Check("note" if here else "wrong", text("doctor.memory"))
     try:
         try:
-            book = await open_ledger(url, create=False)
+            async with aclosing(await open_ledger(url, create=False)) as book:
+                states = [record.state async for record in book.unfinished()]
         except LedgerMissingError:
             if kind != "sqlite":
                 return Check("note", text("doctor.no_database"))
@@ -172,8 +175,6 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
             with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
                 await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
             return Check("ok", text("doctor.safe"))
-        states = [record.state async for record in book.unfinished()]
-        await book.aclose()
     except LedgerInUseError:
         return Check("note", text("doctor.in_use"))
     except (ConfigurationError, LedgerError) as error:
@@ -210,16 +211,16 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     if (status := profile.status) is None:
         yield Check("gap", text("doctor.no_status"))
     else:
-        missing = {"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()}
-        lacking = {
-            "no_by_id": not status.by_transaction_id,
-            "no_by_client_id": not status.by_client_transaction_id,
-            "no_words": bool(missing),
+        missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()})
+        found = {
+            "no_by_id": status.by_transaction_id,
+            "no_by_client_id": status.by_client_transaction_id,
+            "no_words": not missing,
         }
-        for name, is_lacking in lacking.items():
-            if is_lacking:
-                yield Check("gap", text(f"doctor.{name}", states=", ".join(sorted(missing))))
-        if not any(lacking.values()):
+        gaps = [name for name, is_there in found.items() if not is_there]
+        for name in gaps:
+            yield Check("gap", text(f"doctor.{name}", states=", ".join(missing)))
+        if not gaps:
             yield Check("ok", text("doctor.by_both"))
         if status.by_client_transaction_id and not profile.not_found_codes:
             yield Check("note", text("doctor.no_not_found"))

@@ -6,7 +6,7 @@
 import asyncio
 import datetime
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
@@ -92,18 +92,17 @@ class Pair:
         )
 
     def row(self) -> dict[str, object]:
-        """Return the payment as a row of the report."""
-        key, number = self._id("client_transaction_id"), self._id("transaction_id")
+        """Return the payment as a row of the report; its ids are the ledger's, else those of the first line."""
+        sides = [side for side in (self.record, *self.entries[:1]) if side is not None]
+        key = next(
+            (side.client_transaction_id for side in sides if side.client_transaction_id is not None), None
+        )
+        number = next((side.transaction_id for side in sides if side.transaction_id is not None), None)
         state = None if self.record is None else str(self.record.state)
         units = (Decimal(cents).scaleb(-2) for cents in (self.here, self.there))
         lines = ", ".join(str(entry.line) for entry in self.entries)
         cells = (str(self.kind), key, number, state, self.here, self.there, self.currency, *units, lines)
         return dict(zip(COLUMNS, cells, strict=True))
-
-    def _id(self, name: str) -> object:
-        """Return the ledger's id of this name, else that of the first line."""
-        ids = (getattr(side, name, None) for side in (self.record, *self.entries[:1]))
-        return next((each for each in ids if each is not None), None)
 
 
 # --- The comparison
@@ -115,28 +114,26 @@ def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
     Attempts that are not paid and not listed are in none: absence from a statement decides nothing.
     """
     records = list(records)
-    known: dict[int | str, list[Record]] = {}
+    known = defaultdict[int | str | None, list[Record]](list)
     for record in records:
-        for each in (record.client_transaction_id, record.transaction_id):
-            if each is not None:
-                known.setdefault(each, []).append(record)
-    listed: dict[tuple[str, int], list[Entry]] = {}
-    alone: dict[tuple[int | None, str | None], list[Entry]] = {}
+        known[record.client_transaction_id].append(record)
+        known[record.transaction_id].append(record)
+    listed = defaultdict[Record, list[Entry]](list)
+    alone = defaultdict[tuple[int | None, str | None], list[Entry]](list)
     for entry in entries:
         if (found := _match(entry, known)) is None:
-            alone.setdefault((entry.transaction_id, entry.client_transaction_id), []).append(entry)
+            alone[entry.transaction_id, entry.client_transaction_id].append(entry)
         else:
-            listed.setdefault((found.client_transaction_id, found.attempt), []).append(entry)
+            listed[found].append(entry)
     pairs = [
         Pair(kind=_classify(record, own), record=record, entries=tuple(own))
         for record in records
-        if (own := listed.get((record.client_transaction_id, record.attempt), []))
-        or record.state is State.ACCEPTED
+        if (own := listed[record]) or record.state is State.ACCEPTED
     ]
     return pairs + [Pair(kind=Class.ONLY_THERE, entries=tuple(own)) for own in alone.values()]
 
 
-def _match(entry: Entry, known: Mapping[int | str, Sequence[Record]]) -> Record | None:
+def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> Record | None:
     """Return the attempt that a line is about: the one of its transaction, else of its client transaction id."""
     number, key = entry.transaction_id, entry.client_transaction_id
     of_number, of_key = (known.get(each, ()) if each else () for each in (number, key))
@@ -204,7 +201,7 @@ def reconcile(
     check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])
-    begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
+    begin, end = since or datetime.date.min, until or datetime.date.max
     entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
     pairs, unlisted = asyncio.run(_pair_up(ledger, entries, begin, end))
     proven = [pair for pair in pairs if pair.can_be_resolved]
@@ -224,33 +221,27 @@ def reconcile(
         rows = [[*pair.row().values()] for pair in pairs]
         _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, rows, dialect))
     if html is not None:
-        _write(
-            "--html", html, render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
-        )
+        page = render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
+        _write("--html", html, page)
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
-def _midnight(day: datetime.date | None, days_later: int, default: float) -> float:
-    """Return the time at which a day, or one that is some days later, begins on this machine's clock."""
-    if day is None:
-        return default
-    begin = datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(days_later)
-    return begin.astimezone().timestamp()
-
-
 async def _pair_up(
-    url: str | None, entries: Sequence[Entry], begin: float, end: float
+    url: str | None, entries: Sequence[Entry], begin: datetime.date, end: datetime.date
 ) -> tuple[list[Pair], int]:
     """Compare the lines with all attempts that are listed, or were paid in a period; count its open, unlisted ones.
 
     The attempts are read one by one: a ledger may be long.
     """
-    known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)}
+    known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)} - {
+        None
+    }
     found, unlisted = list[Record](), 0
     async with opened(url) as book:
         async for record in book.records():
-            inside = begin <= (record.decided_at or record.created_at) < end
-            listed = record.transaction_id in known - {None} or record.client_transaction_id in known
+            when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)
+            inside = begin <= when.astimezone().date() <= end  # on this machine's clock
+            listed = record.transaction_id in known or record.client_transaction_id in known
             if listed or (inside and record.state is State.ACCEPTED):
                 found.append(record)
             else:
@@ -288,17 +279,14 @@ Totals = tuple[str, Sequence[Pair], Mapping[str, tuple[int, int]]]
 
 def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int], unlisted: int) -> list[str]:
     """Return sentences beside the classes: of lines passed over, unlisted sales, and what `--resolve` decides."""
-    proven = sum(pair.can_be_resolved for pair in pairs)
-    counts = {"others": others.total(), "unnamed": len(unnamed), "unlisted": unlisted, "proven": proven}
-    words = {
-        "others": ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN)),
-        "unnamed": terminal.listed(unnamed),
-    }
-    return [
-        text(f"reconcile.{key}", count=count, words=words.get(key, ""))
-        for key, count in counts.items()
-        if count
-    ]
+    states = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
+    facts = (
+        ("others", others.total(), states),
+        ("unnamed", len(unnamed), terminal.listed(unnamed)),
+        ("unlisted", unlisted, ""),
+        ("proven", sum(pair.can_be_resolved for pair in pairs), ""),
+    )
+    return [text(f"reconcile.{key}", count=count, words=words) for key, count, words in facts if count]
 
 
 def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> None:

@@ -164,12 +164,9 @@ async def list_(
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
             paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
             terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now, window)))
-    if shown:
-        people = text("ledger.stuck", count=waiting) if waiting else ""
-        terminal.say(text("ledger.shown", count=shown, stuck=people))
-    else:
-        nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
-        terminal.say(text(f"ledger.{nothing}"))
+    people = text("ledger.stuck", count=waiting) if waiting else ""
+    nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
+    terminal.say(text("ledger.shown", count=shown, stuck=people) if shown else text(f"ledger.{nothing}"))
     return 0
 
 

@@ -12,7 +12,7 @@ from payclient.batch import ChargeRow
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
-from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
+from payclient.cli.settings import ChargeOptions, Limits, Number, Whole
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, TransportError
 from payclient.models import PrepareRequest, SaleRequest
@@ -20,24 +20,44 @@ from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, corrected_phone
 from payclient.wire import encode_prepare, encode_sale
 
+Cents = Annotated[int | None, Whole]
+
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class SaleOptions:
+class PricedOptions:
+    """What is charged (§2.1)."""
+
+    currency: str
+    """ISO 4217, such as USD."""
+    reference: str | None = attrs.field(default=None, repr=False)
+    """What the customer reads."""
+    amount: Cents = None
+    """Cents; the sum of the parts, unless given."""
+    amount_without_tax: Cents = None
+    """Cents that are not taxed."""
+    amount_with_tax: Cents = None
+    """Cents that are taxed, without the tax."""
+    tax: Cents = None
+    """Cents."""
+    service: Cents = None
+    """Cents."""
+    tip: Cents = None
+    """Cents."""
+
+
+@attrs.frozen(kw_only=True)
+class SaleOptions(PricedOptions):
     """Who is charged, and for what (§2.2)."""
 
     country_code: str
     """Country calling code, such as 593."""
-    currency: str
-    """ISO 4217, such as USD."""
     client_transaction_id: str
     """Your own unique id of what is to be paid."""
     phone_number: str | None = attrs.field(default=None, repr=False)
     """The number registered in the wallet app."""
     store_id: str | None = None
     """The branch's identifier."""
-    reference: str | None = attrs.field(default=None, repr=False)
-    """What the customer reads."""
     response_url: str | None = None
     """Where the service notifies you."""
     nick_name: str | None = attrs.field(default=None, repr=False)
@@ -49,7 +69,6 @@ class SaleOptions:
 def sale(
     *,
     fields: SaleOptions,
-    amounts: Amounts = Amounts(),
     options: ChargeOptions = ChargeOptions(),
     wait: Annotated[float | None, Number] = None,
 ) -> int:
@@ -61,7 +80,7 @@ def sale(
     """
     options.check()
     profile = options.loaded_profile
-    request = SaleRequest(**_corrected(fields, profile), **attrs.asdict(amounts))
+    request = SaleRequest(**_corrected(fields, profile))
     encode_sale(request, profile)  # what the profile forbids is bad input
     run = Run([ChargeRow(request=request)], Limits(wait=wait))
     code = asyncio.run(run.charge(options))
@@ -96,13 +115,10 @@ def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
     return values | {"phone_number": found[0], "country_code": found[1]}
 
 
-@Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class FormOptions:
+class FormOptions(PricedOptions):
     """What a form is for, and where it leads (§2.3)."""
 
-    currency: str
-    """ISO 4217, such as USD."""
     client_transaction_id: str
     """A unique id of this form's own."""
     store_id: str
@@ -111,20 +127,16 @@ class FormOptions:
     """Where the customer is sent after paying."""
     cancellation_url: str | None = None
     """Where the X of the form leads."""
-    reference: str | None = attrs.field(default=None, repr=False)
-    """What the customer reads."""
     language: Annotated[Literal["es", "en"] | None, Parameter(name="--form-language")] = None
     """The language of the form."""
 
 
-async def prepare(
-    *, fields: FormOptions, amounts: Amounts = Amounts(), options: ChargeOptions = ChargeOptions()
-) -> int:
+async def prepare(*, fields: FormOptions, options: ChargeOptions = ChargeOptions()) -> int:
     """Prepare a payment form and print its links, each with its time left.
 
     Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
     """
-    request = PrepareRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
+    request = PrepareRequest(**attrs.asdict(fields))
     options.check()
     encode_prepare(request, options.loaded_profile)  # what the profile forbids is bad input
     try:

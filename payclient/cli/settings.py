@@ -40,7 +40,6 @@ def _number(kind: type[int] | type[float], pattern: str, fault: str) -> Paramete
 Whole: Parameter = _number(int, r"-?[0-9]{1,19}", "must be a whole number; amounts are cents, 1050 for 10.50")
 Number: Parameter = _number(float, r"[0-9]{1,9}(\.[0-9]+)?", "must be a number, 0 or more")
 Count = Annotated[int, Whole, Parameter(validator=Range(gte=1))]
-Cents = Annotated[int | None, Whole]
 Profile = Annotated[
     str | None,
     Parameter(
@@ -145,9 +144,8 @@ class ChargeOptions(ServiceOptions):
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
-        except LedgerMissingError:
+        except LedgerMissingError:  # which is raised only where none may be made
             self.check_missing()
-            raise
 
     def check_missing(self) -> None:
         """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
@@ -160,25 +158,6 @@ class ChargeOptions(ServiceOptions):
     @property
     def _may_make(self) -> bool:
         return self.new_ledger or self.ledger == "memory:"
-
-
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class Amounts:
-    """What `sale` and `prepare` charge (§2.1)."""
-
-    amount: Cents = None
-    """Cents; the sum of the parts, unless given."""
-    amount_without_tax: Cents = None
-    """Cents that are not taxed."""
-    amount_with_tax: Cents = None
-    """Cents that are taxed, without the tax."""
-    tax: Cents = None
-    """Cents."""
-    service: Cents = None
-    """Cents."""
-    tip: Cents = None
-    """Cents."""
 
 
 @Parameter(name="*", group=Group("How fast, and how long", sort_key=2))

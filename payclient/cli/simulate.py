@@ -129,17 +129,15 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
 
 def settings_of(profile: ServiceProfile) -> Settings:
     """Return the settings of a simulated service that behaves as the profile describes."""
-    status = profile.status or (STATUS if profile is DOCUMENT else None)
+    alike = ("sale_window", "form_window", "nick_name_flag", "language_field")
     settings = Settings(
-        sale_window=profile.sale_window,
-        form_window=profile.form_window,
-        nick_name_flag=profile.nick_name_flag,
-        language_field=profile.language_field,
+        **{name: getattr(profile, name) for name in alike},
         wallet_link_field=profile.wallet_link_field or "payWithWallet",
         optional_fields=frozenset({"phoneNumber"} if profile.phone_optional_with_nick_name else ()),
         duplicate_code=min(profile.duplicate_codes, default=None),
         not_found=(404, min(profile.not_found_codes, default=20)),
     )
+    status = profile.status or (STATUS if profile is DOCUMENT else None)
     if status is None:
         return settings
     return attrs.evolve(

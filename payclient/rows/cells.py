@@ -71,18 +71,17 @@ def find_mark(texts: Iterable[str]) -> str:
     Raises `InvalidRequestError` where they contradict each other, or may mean two things and none proves which.
     """
     amounts = {split_sign(text)[1] for text in texts if "," in text or "." in text}
-    fitting = {mark: {*filter(pattern.fullmatch, amounts)} for mark, pattern in _PATTERNS.items()}
-    # A mark is proven by an amount that can be read by this mark alone.
-    proven = [mark for mark, of_mark in fitting.items() if of_mark - fitting["," if mark == "." else "."]]
+    comma, point = ({*filter(_PATTERNS[mark].fullmatch, amounts)} for mark in MARKS)
     tell = "give --decimal-mark , or --decimal-mark ."
-    if len(proven) > 1:
+    # A mark is proven by an amount that can be read by this mark alone.
+    if comma - point and point - comma:
         raise InvalidRequestError(f"some amounts have a decimal comma and others a decimal point: {tell}")
-    if not proven and any(fitting.values()):
+    if comma and comma == point:
         raise InvalidRequestError(
             'amounts such as "1,000" or "1.000" may mean one or one thousand, and no other amount of the '
             f"file proves which: {tell}"
         )
-    return proven[0] if proven else "."
+    return "," if comma - point else "."
 
 
 def cents_of(text: str, mark: str, currency: str | None = None) -> int:

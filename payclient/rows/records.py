@@ -277,7 +277,6 @@ def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], st
 
 
 def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
-    """Return the XML of a sheet of an .xlsx file."""
     book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
     links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
     (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]

@@ -22,9 +22,10 @@ from payclient.cli.tables import Dialect, bad_rows
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import PAYPHONE, ServiceProfile
-from payclient.rows import MAX_ROWS, ChargeFile, Row, read_file
+from payclient.rows import MAX_ROWS, ChargeFile, read_file
 from payclient.rows.cells import cents_of, find_mark
 from payclient.rows.format import Format
+from payclient.rows.records import Row
 from payclient.validation import id_fault, to_service
 
 HEADER = "phone_number,country_code,currency,amount_with_tax,tax,client_transaction_id"

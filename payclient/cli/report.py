@@ -28,8 +28,9 @@ from payclient.errors import (
     RefusedError,
 )
 from payclient.lifecycle import State
-from payclient.rows import ChargeFile, Row
+from payclient.rows import ChargeFile
 from payclient.rows.format import plain
+from payclient.rows.records import Row
 from payclient.tracking.outcomes import Outcome
 
 #: The label of a row that was not sent, and that the ledger does not have: the same command sends it.

@@ -93,13 +93,15 @@ def _read(path: Path, options: StatementOptions, profile: ServiceProfile) -> Sta
     file = read_records(path, options)
     _check_columns(file, options)
     rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
-    for line, names, cells, fault, _ in file.records:
-        if fault is not None and not cells:
-            faults.append(RowError(line, None, fault))
-        elif any(cell not in ("", None) for cell in cells):
-            found = list(zip(names, cells, strict=False))
+    for each in file.rows:
+        if each.fault is not None and not each.values:
+            faults.append(RowError(each.line, None, each.fault))
+        elif any(cell not in ("", None) for cell in each.values):
+            found = list(zip(each.names, each.values, strict=False))
             _check_state(found, options)
-            rows.append((line, {field: cell for name, cell in found for field in options.fields_of(name)}))
+            rows.append(
+                (each.line, {field: cell for name, cell in found for field in options.fields_of(name)})
+            )
     unnamed = list[int]()  # such as a total
     while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
         unnamed.insert(0, rows.pop()[0])

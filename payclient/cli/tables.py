@@ -132,11 +132,11 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
     if path.suffix.lower() != (wanted := ".csv" if kind in SHEETS else kind):
         raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
     if not file.records.names:
-        lines = (f"{row.record.source.strip()}\n" for row in file.bad)
+        lines = (f"{row.source.strip()}\n" for row in file.bad)
         return "".join(lines).encode("utf-8", "surrogateescape")
     names = [name.strip() for name in file.records.names]
     faults = ("; ".join(reason(error.words) for error in row.errors) for row in file.bad)
-    rows = [(names, FAULT), *zip(([*row.record.cells] for row in file.bad), faults, strict=True)]
+    rows = [(names, FAULT), *zip(([*row.values] for row in file.bad), faults, strict=True)]
     places = [number for number, name in enumerate(names) if name != FAULT]
     return codecs.BOM_UTF8 + b"".join(
         csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
@@ -161,11 +161,11 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     try:
         table = read_records(path, Format(ignore_rest=True))
     except InvalidRequestError:
-        table = Records(description="", records=[])
+        table = Records(description="", rows=[])
     rows = [
-        dict(zip(each.names, each.cells, strict=True))
-        for each in table.records
-        if each.names and len(each.names) == len(each.cells)
+        dict(zip(each.names, each.values, strict=True))
+        for each in table.rows
+        if each.names and len(each.names) == len(each.values)
     ]
     if {*wanted} - {*table.names, *(rows[0] if rows else ())}:
         raise ConfigurationError(

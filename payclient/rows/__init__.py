@@ -25,8 +25,8 @@ from payclient.rows.cells import (
     faults_of,
     find_mark,
 )
-from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format, plain
-from payclient.rows.records import FileRecord, Records, read_records
+from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format
+from payclient.rows.records import Records, Row, read_records
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.purchases import check_purchase
 from payclient.wire import encode_sale
@@ -39,38 +39,6 @@ MAX_LINES = 5
 
 #: The name of a row of sums, in the column of the key or another.
 _TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE)
-
-
-@attrs.define
-class Row:
-    """One row of a file: a request, or the errors that forbid one."""
-
-    record: FileRecord = attrs.field(repr=False)
-    #: The name under which the file has each field.
-    spelled: Mapping[str, str] = attrs.field(repr=False)
-    #: The value of the key column; None where that is missing or not a text.
-    key: str | None = None
-    request: SaleRequest | None = None
-    errors: list[RowError] = attrs.field(factory=list)
-    #: The purchase that the row is for; None: the key.
-    purchase: str | None = None
-    #: The phone is charged in another spelling than the file's.
-    respelled: bool = False
-
-    @property
-    def line(self) -> int:
-        """The row's line, counted from 1."""
-        return self.record.line
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """The row's cells by the plain names of their columns; none where the line cannot be read."""
-        return dict(zip((plain(name.strip()) for name in self.record.names), self.record.cells, strict=False))
-
-    def add(self, field: str | None, why: str) -> None:
-        """Add an error of a field, or (None) of the whole row, which then is not sent."""
-        self.errors.append(RowError(self.line, self.spelled.get(field or "", field), why))
-        self.request = None
 
 
 @attrs.frozen(kw_only=True)
@@ -145,7 +113,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
 
 def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
     file = read_records(path, form)
-    if len(file.records) > MAX_ROWS:
+    if len(file.rows) > MAX_ROWS:
         raise InvalidRequestError(f"has more than {MAX_ROWS:,} rows: split the file, one run for each part")
     columns_of = lru_cache(1000)(partial(Columns, form=form))
     header = columns_of(file.names)
@@ -153,12 +121,13 @@ def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
         _check_header(file.line, header, form)
     mark: str | None = form.decimal_mark
     if form.amounts == "decimal" and mark is None:
-        mark = find_mark(_amounts(file.records, header, form))
-    records, empty, totals = _divide(file, header)
-    if not records:
+        mark = find_mark(_amounts(file.rows, header, form))
+    rows, empty, totals = _divide(file, header)
+    if not rows:
         raise InvalidRequestError("has no rows")
     cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
-    rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
+    for row in rows:
+        _read_row(row, columns_of(row.names), cells, fixed, profile)
     _check_keys(rows)
     _check_zeros(rows)
     place = f", header in line {file.line}" if file.line > 1 else ""
@@ -172,8 +141,8 @@ def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
         guessed_cents=form.amounts is None and file.delimiter != "",
         unread=header.unread,
         empty=empty,
-        total_lines=[record.line for record in totals],
-        total_faults=list(_check_total(totals[-1], records, header, cells)) if totals else [],
+        total_lines=[row.line for row in totals],
+        total_faults=list(_check_total(totals[-1], rows, header, cells)) if totals else [],
     )
 
 
@@ -190,25 +159,25 @@ def _check_header(line: int, header: Columns, form: Format) -> None:
         raise InvalidRequestError(f"line {line}: {what}{hint}")
 
 
-def _divide(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
-    """Return the records of charges, the lines without a cell between them, and the totals below them."""
+def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[Row]]:
+    """Return the rows of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
-        return file.records, [], []
-    records = [each for each in file.records if each.fault or any(cell != "" for cell in each.cells)]
-    count = len(records)
-    while count and _is_total(records[count - 1], header):
+        return file.rows, [], []
+    rows = [each for each in file.rows if each.fault or any(cell != "" for cell in each.values)]
+    count = len(rows)
+    while count and _is_total(rows[count - 1], header):
         count -= 1
-    filled, last = {each.line for each in records}, records[count - 1].line if count else 0
-    empty = [each.line for each in file.records if each.line < last and each.line not in filled]
-    return records[:count], empty, records[count:]
+    filled, last = {each.line for each in rows}, rows[count - 1].line if count else 0
+    empty = [each.line for each in file.rows if each.line < last and each.line not in filled]
+    return rows[:count], empty, rows[count:]
 
 
-def _is_total(record: FileRecord, header: Columns) -> bool:
-    """Return whether a record names no customer and no key, and holds an amount or the word total."""
-    if len(record.cells) != len(header.names):
+def _is_total(row: Row, header: Columns) -> bool:
+    """Return whether a row names no customer and no key, and holds an amount or the word total."""
+    if len(row.values) != len(header.names):
         return False
     found = False
-    for fields, cell in zip(header.fields, record.cells, strict=True):
+    for fields, cell in zip(header.fields, row.values, strict=True):
         if cell not in ("", None):
             is_word = _TOTAL.match(str(cell)) is not None
             if {KEY, "phone_number", "nick_name"} & {*fields} and not is_word:
@@ -217,14 +186,12 @@ def _is_total(record: FileRecord, header: Columns) -> bool:
     return found
 
 
-def _check_total(
-    total: FileRecord, records: Iterable[FileRecord], header: Columns, cells: Cells
-) -> Iterator[RowError]:
+def _check_total(total: Row, rows: Iterable[Row], header: Columns, cells: Cells) -> Iterator[RowError]:
     """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
         for field in AMOUNTS & {*fields}:
             try:
-                column = [record.cells[place] for record in (total, *records)]
+                column = [row.values[place] for row in (total, *rows)]
                 stated, *amounts = (None if cell == "" else cells.read(cell, field) for cell in column)
             except (CellError, IndexError):
                 continue
@@ -232,11 +199,11 @@ def _check_total(
                 yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
 
 
-def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:
+def _amounts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
-    for record in records:
-        if len(record.cells) == len(header.names):
-            found = header.by_field(record.cells)
+    for row in rows:
+        if len(row.values) == len(header.names):
+            found = header.by_field(row.values)
             yield from (found[field] for field in AMOUNTS & found.keys() if isinstance(found[field], str))
     yield from (text for field, text in form.constants.items() if field in AMOUNTS)
 
@@ -252,17 +219,17 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
     return values
 
 
-def _row(
-    record: FileRecord, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
-) -> Row:
-    """Return the row of a record: its request, or the errors that forbid one."""
-    row, count, wanted = Row(record, columns.spelled), len(record.cells), len(columns.names)
-    if record.fault is not None:
-        row.add(None, record.fault)
+def _read_row(
+    row: Row, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
+) -> None:
+    """Give a row its request, or the errors that forbid one."""
+    row.spelled, count, wanted = columns.spelled, len(row.values), len(columns.names)
+    if row.fault is not None:
+        row.add(None, row.fault)
     elif count != wanted:
         row.add(None, f"has {count} cells and the header {wanted}" + ": is it cut?" * (count < wanted))
     if count != wanted or (row.errors and not count):
-        return row
+        return
     for fault in columns.faults:
         row.add(None, fault)
     values = _read_cells(row, columns, cells, constants, profile.phone_shapes)
@@ -271,7 +238,7 @@ def _row(
     if key is None:
         row.add(KEY, "must be given")
     if row.errors:
-        return row
+        return
     row.purchase = values.pop(PURCHASE, None)
     try:
         if row.purchase is not None:
@@ -281,20 +248,17 @@ def _row(
     except InvalidRequestError as error:
         for field, why in faults_of(error):
             row.add(field, why)
-    return row
 
 
 def _read_cells(
     row: Row, columns: Columns, cells: Cells, constants: Mapping[str, Any], shapes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the values of the cells that are not empty, and the constants; a bad cell is an empty text."""
-    for number, (name, cell) in enumerate(zip(columns.names, row.record.cells, strict=True), 1):
+    for number, (name, cell) in enumerate(zip(columns.names, row.values, strict=True), 1):
         if not name and cell not in ("", None):
             row.add(f"column {number}", "has a value and no name")
-    cells_of = columns.by_field(row.record.cells)
-    given = {
-        field: cell for field, cell in cells_of.items() if cell is not None and (cell != "" or cells.json)
-    }
+    empty = (None,) if cells.json else (None, "")
+    given = {field: cell for field, cell in columns.by_field(row.values).items() if cell not in empty}
     values, currency = {**constants}, given.get("currency", constants["currency"])
     for field, cell in given.items():
         try:
@@ -303,9 +267,8 @@ def _read_cells(
             values[field] = ""
             row.add(field, str(error))
     phone, country = values.get("phone_number"), str(values["country_code"])
-    if phone and isinstance(
-        phone, str
-    ):  # a bad cell has its error already, and the model checks values of JSON
+    # A bad cell has its error already, and the model checks values of JSON.
+    if phone and isinstance(phone, str):
         try:
             is_text = isinstance(given.get("phone_number", ""), str)
             found = corrected_phone(phone, country, shapes, is_text=is_text)

@@ -6,17 +6,18 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 import attrs
 from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
-from payclient.rows.cells import CellError
-from payclient.rows.format import Layout
+from payclient.models import SaleRequest
+from payclient.rows.cells import CellError, RowError
+from payclient.rows.format import Layout, plain
 
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
@@ -50,17 +51,39 @@ _NAMES = {
 }  # fmt: skip
 
 
-class FileRecord(NamedTuple):
-    """One record of a file of charges."""
+@attrs.define
+class Row:
+    """One row of a file: its cells; then, of a charge, a request or the errors that forbid one."""
 
+    #: Counted from 1.
     line: int
     names: tuple[str, ...]
-    #: None where the record cannot be read; those of a hidden row are there.
-    cells: Sequence[Any]
-    #: Why the record as a whole cannot be charged.
+    #: None where the row cannot be read; those of a hidden row are there.
+    values: Sequence[Any] = attrs.field(repr=False)
+    #: Why the row as a whole cannot be charged.
     fault: str | None = None
     #: The line of JSONL as it stands.
-    source: str = ""
+    source: str = attrs.field(default="", repr=False)
+    #: The name under which the file has each field.
+    spelled: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    #: The value of the key column; None where that is missing or not a text.
+    key: str | None = None
+    #: The purchase that the row is for; None: the key.
+    purchase: str | None = None
+    #: The phone is charged in another spelling than the file's.
+    respelled: bool = False
+    request: SaleRequest | None = None
+    errors: list[RowError] = attrs.field(factory=list)
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The row's cells by the plain names of their columns; none where the line cannot be read."""
+        return dict(zip((plain(name.strip()) for name in self.names), self.values, strict=False))
+
+    def add(self, field: str | None, why: str) -> None:
+        """Add an error of a field, or (None) of the whole row, which then is not sent."""
+        self.errors.append(RowError(self.line, self.spelled.get(field or "", field), why))
+        self.request = None
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +99,7 @@ class Records:
     delimiter: str = ""
     #: A spreadsheet wrote it: a CSV for the same reader begins with a byte order mark.
     for_spreadsheets: bool = False
-    records: list[FileRecord] = attrs.field(repr=False)
+    rows: list[Row] = attrs.field(repr=False)
 
 
 def read_records(path: Path, form: Layout) -> Records:
@@ -99,8 +122,8 @@ def read_records(path: Path, form: Layout) -> Records:
         return _read_csv(text, form, codec)
     if form.amounts == "decimal":
         raise InvalidRequestError("the amounts of JSONL must be whole cents: leave --amounts out")
-    records = [_parse(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return Records(description=f"JSONL, {_NAMES.get(codec, codec)}", records=records)
+    rows = [_parse(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return Records(description=f"JSONL, {_NAMES.get(codec, codec)}", rows=rows)
 
 
 def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
@@ -159,25 +182,25 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
-    records: list[FileRecord] = []
+    rows: list[Row] = []
     while True:
         line = reader.line_num + begin
         try:
-            records.append(FileRecord(line, names, next(reader)))
+            rows.append(Row(line, names, next(reader)))
         except StopIteration:
             break
         except csv.Error:
             why = "a quote is not closed, or stands inside a cell"
             if reader.line_num + begin > line + 1:  # the cell took in whole lines
                 raise InvalidRequestError(f"line {line}: {why}; the lines after it cannot be read") from None
-            records.append(FileRecord(line, names, (), why))
+            rows.append(Row(line, names, (), why))
     return Records(
         description=f"CSV with {_NAMES.get(delimiter, delimiter)}, {_NAMES.get(codec, codec)}",
         line=begin,
         names=names,
         delimiter=delimiter,
         for_spreadsheets=codec != "utf-8" or delimiter == ";",
-        records=records,
+        rows=rows,
     )
 
 
@@ -205,31 +228,31 @@ def _read_sheet(path: Path, form: Layout) -> Records:
             f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
         ) from None
     sheet = _choose_sheet(shown, list(filled), form.sheet)
-    rows = filled[sheet]
-    begin = _find_header(rows[:MAX_HEADER], form)[0] + 1
-    header = [str(cell) for cell in rows[begin - 1]]
+    table = filled[sheet]
+    begin = _find_header(table[:MAX_HEADER], form)[0] + 1
+    header = [str(cell) for cell in table[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
     # A cell that is merged with one above shows the value of that one, and holds none.
     for (first, place), (last, _) in sheets[sheet].merged_cell_ranges or ():
-        for cells in rows[max(first + 1, begin) : last + 1]:
+        for cells in table[max(first + 1, begin) : last + 1]:
             if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
     broken, hidden = _broken_and_hidden(path, sheet)
     for (line, place), fault in broken.items():
-        rows[line - 1][place - 1] = CellError(fault)
-    records: list[FileRecord] = []
-    for line, cells in enumerate(rows[begin:], begin + 1):
+        table[line - 1][place - 1] = CellError(fault)
+    rows: list[Row] = []
+    for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
             del cells[len(header) :]
-        records.append(FileRecord(line, tuple(header), cells, HIDDEN if line in hidden else None))
+        rows.append(Row(line, tuple(header), cells, HIDDEN if line in hidden else None))
     return Records(
         description="spreadsheet" + f", sheet {sheet}" * (len(filled) > 1),
         line=begin,
         names=tuple(header),
         delimiter=",",
         for_spreadsheets=True,
-        records=records,
+        rows=rows,
     )
 
 
@@ -288,7 +311,7 @@ def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
 # --- JSONL
 
 
-def _parse(line: int, text: str) -> FileRecord:
+def _parse(line: int, text: str) -> Row:
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
         fault = None if isinstance(data, dict) else "is not a JSON object"
@@ -296,11 +319,7 @@ def _parse(line: int, text: str) -> FileRecord:
         fault = str(error)
     except (ValueError, RecursionError):
         fault = "is not JSON: is it cut?"
-    return (
-        FileRecord(line, (), (), fault, text)
-        if fault
-        else FileRecord(line, (*data,), (*data.values(),), source=text)
-    )
+    return Row(line, (), (), fault, text) if fault else Row(line, (*data,), (*data.values(),), source=text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,19 +108,16 @@ def _read(path: Path, options: StatementOptions, profile: ServiceProfile) -> Sta
     if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
         faults.append(RowError(unnamed[0], None, "names no payment"))
     mark = _mark(file, options, [row.get("amount") for _, row in rows])
-    cells_of, signs = Cells(mark), options.signs(profile)
-    entries, others, passed_over = list[Entry](), Counter[str](), list[Mapping[str, str]]()
+    cells, signs = Cells(mark), options.signs(profile)
+    entries, others, passed_over = list[Entry](), Counter[str](), list[Entry]()
     for line, row in rows:
         word = str(row.get("state") or "").strip()
         sign = signs.get(word.casefold()) if "state" in row else 1
         if sign is None:
             others[word if SHOWABLE.fullmatch(word) else "?"] += 1
         try:
-            ids = _ids(row, cells_of)
-            if sign is None:
-                passed_over.append(ids)
-            else:
-                entries.append(_entry(line, row, ids, cells_of, sign, options.currency))
+            entry = _entry(line, row, cells, sign, options.currency)
+            (passed_over if sign is None else entries).append(entry)
         except CellError as error:
             if sign is not None:
                 faults.append(RowError(line, None, str(error)))
@@ -169,27 +166,27 @@ def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> s
     return options.decimal_mark or find_mark(texts)
 
 
-def _ids(row: Mapping[str, Any], cells: Cells) -> Mapping[str, str]:
+def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int | None, currency: str | None) -> Entry:
+    """Return the payment of a line; of one that is passed over (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
-    return {name: _shown(str(cells.read(row[name], KEY)).strip()) for name in names}
-
-
-def _entry(
-    line: int, row: Mapping[str, Any], ids: Mapping[str, str], cells: Cells, sign: int, currency: str | None
-) -> Entry:
-    number, (amount, negative) = ids.get("transaction_id"), _unsigned(row.get("amount", ""))
-    if not ids:
-        raise CellError("names no payment")
-    if number is not None and not _NUMBER.fullmatch(number):
-        raise CellError("transaction_id: must be a number, 1 or more")
-    cents = cells.read(amount, "amount")
-    if type(cents) is not int or cents < 0:
-        raise CellError("amount: must be given")
+    ids = {name: _shown(str(cells.read(row[name], KEY)).strip()) for name in names}
+    number, cents = ids.get("transaction_id", ""), 0
+    is_number = _NUMBER.fullmatch(number) is not None
+    if sign is not None:
+        amount, negative = _unsigned(row.get("amount", ""))
+        if not ids:
+            raise CellError("names no payment")
+        if number and not is_number:
+            raise CellError("transaction_id: must be a number, 1 or more")
+        cents = cells.read(amount, "amount")
+        if type(cents) is not int or cents < 0:
+            raise CellError("amount: must be given")
+        cents *= -1 if negative else sign
     return Entry(
         line=line,
-        transaction_id=None if number is None else int(number),
+        transaction_id=int(number) if is_number else None,
         client_transaction_id=ids.get(KEY),
-        amount=-cents if negative else sign * cents,
+        amount=cents,
         currency=_shown(str(row.get("currency") or "").strip()) or currency,
     )
 
@@ -199,22 +196,22 @@ def _shown(text: str) -> str:
     return text if text.isprintable() else sanitize_text(text)
 
 
-def _mark_doubted(entries: Sequence[Entry], passed_over: Sequence[Mapping[str, str]]) -> list[Entry]:
+def _mark_doubted(entries: Iterable[Entry], passed_over: Sequence[Entry]) -> list[Entry]:
     """Mark the entries whose payment has another line too, with an unknown word as its state.
 
     Lines of one client transaction id with different transaction ids are different payments.
     """
-    passed = [(ids.get("transaction_id", ""), ids.get(KEY)) for ids in passed_over]
-    numbers, keys = {number for number, _ in passed}, {key for _, key in passed}
-    keys_alone = {key for number, key in passed if not _NUMBER.fullmatch(number)}  # without a transaction id
-
-    def is_doubted(entry: Entry) -> bool:
-        key = entry.client_transaction_id
-        if entry.transaction_id is None:
-            return key in keys
-        return str(entry.transaction_id) in numbers or (key is not None and key in keys_alone)
-
-    return [attrs.evolve(entry, is_doubted=is_doubted(entry)) for entry in entries]
+    numbers = {each.transaction_id for each in passed_over} - {None}
+    keys = {each.client_transaction_id for each in passed_over} - {None}
+    alone = {each.client_transaction_id for each in passed_over if each.transaction_id is None} - {None}
+    return [
+        attrs.evolve(
+            entry,
+            is_doubted=entry.transaction_id in numbers
+            or entry.client_transaction_id in (keys if entry.transaction_id is None else alone),
+        )
+        for entry in entries
+    ]
 
 
 def _unsigned(amount: Any) -> tuple[Any, bool]:

@@ -238,9 +238,7 @@ def _read_sheet(path: Path, form: Layout) -> Records:
         for cells in table[max(first + 1, begin) : last + 1]:
             if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
-    broken, hidden = _broken_and_hidden(path, sheet)
-    for (line, place), fault in broken.items():
-        table[line - 1][place - 1] = CellError(fault)
+    hidden = _mark_broken(table, path, sheet)
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
@@ -271,10 +269,10 @@ def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None
     return sheet
 
 
-def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], str], set[int]]:
-    """Return cells with an error or a formula without its value, which calamine reads as empty, and hidden lines.
+def _mark_broken(table: Sequence[list[Any]], path: Path, sheet: str) -> set[int]:
+    """Put an error into each cell with one, or with a formula without its value, and return the lines that are hidden.
 
-    Raises `InvalidRequestError` for an .ods file with any of them.
+    Calamine reads such a cell as empty. Raises `InvalidRequestError` for an .ods file with any of them.
     """
     with zipfile.ZipFile(path) as archive:
         if "content.xml" in archive.namelist():  # .ods
@@ -282,21 +280,20 @@ def _broken_and_hidden(path: Path, sheet: str) -> tuple[dict[tuple[int, int], st
             for sign, fault in _OPEN_DOCUMENT.items():
                 if re.search(sign, content):
                     raise InvalidRequestError(fault)
-            return {}, set()
+            return set()
         content = _sheet_xml(archive, sheet)
     if not re.search(rb'<f|:f|t="e"|hidden=', content):
-        return {}, set()
-    from openpyxl.utils.cell import coordinate_to_tuple as place_of
+        return set()
+    from openpyxl.utils.cell import coordinate_to_tuple
 
     rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
-    hidden = {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
-    broken = {}
     for cell in (cell for row in rows for cell in row.iterfind("{*}c")):
+        line, place = coordinate_to_tuple(cell.get("r", "A1"))
         if cell.get("t") == "e":
-            broken[place_of(cell.get("r", "A1"))] = "is an error of the spreadsheet"
+            table[line - 1][place - 1] = CellError("is an error of the spreadsheet")
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
-            broken[place_of(cell.get("r", "A1"))] = "is a formula without its value: open and save the file"
-    return broken, hidden
+            table[line - 1][place - 1] = CellError("is a formula without its value: open and save the file")
+    return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
 
 
 def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cli_runs import ROOT, Said
+from cli_runs import PYTHON, ROOT, Said
 from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
 from payclient.cli.doctor import check_profile
@@ -24,7 +23,6 @@ from payclient.profile import find_profile
 from raw_server import CERTIFICATE, server_context
 
 TOKEN = "a-token-nobody-may-see"
-
 
 WHOLE = """
 not_found_codes = [20]
@@ -74,12 +72,16 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _place(clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("BASE_URL", "PROFILE", "LEDGER"):
-        monkeypatch.delenv(f"PAYCLIENT_{name}", raising=False)
     monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
     Path("shop.toml").write_text(WHOLE, encoding="utf-8")
+
+
+def doctor(server: Server, *more: str) -> int:
+    """Run the command with all that it needs, and with other options."""
+    needed = {"--base-url": server.url, "--profile": "shop.toml", "--ledger": "sqlite:charges.db"}
+    return main(["doctor", *more, *(one for pair in needed.items() if pair[0] not in more for one in pair)])
 
 
 def said(capfd: Said) -> dict[str, list[str]]:
@@ -96,11 +98,9 @@ def said(capfd: Said) -> dict[str, list[str]]:
 
 def test_all_well(server: Server, capfd: Said) -> None:
     """Exit 0: one GET without a token, no POST; the place of a new ledger is tried and left as it was."""
-    arguments = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]
-    assert main(["doctor", *arguments]) == 0
+    assert doctor(server) == 0
     lines = said(capfd)
-    assert "wrong" not in lines
-    assert "gap" not in lines
+    assert not {"wrong", "gap"} & lines.keys()
     assert any("reachable: HTTP 200" in text for text in lines["ok"])
     assert any("its place is safe" in text for text in lines["ok"])
     assert [(method, path) for method, path, _ in server.seen] == [("GET", "/")]
@@ -158,10 +158,7 @@ def test_what_is_wrong_is_named(
     monkeypatch.setenv("PAYCLIENT_TOKEN", token)
     Path("bad.toml").write_text("colour = 'red'", encoding="utf-8")
     port = str(server.server_address[1])
-    good = ["--base-url", server.url, "--ledger", "memory:", "--profile", "shop.toml"]
-    given = [each.replace("{port}", port) for each in options]
-    given += [one for pair in zip(good[::2], good[1::2], strict=True) if pair[0] not in given for one in pair]
-    assert main(["doctor", *given]) == 4
+    assert doctor(server, *(each.replace("{port}", port) for each in options)) == 4
     lines = said(capfd)
     assert any(words in text for text in lines["wrong"]), lines
     assert "geheim" not in json.dumps(lines)
@@ -169,39 +166,36 @@ def test_what_is_wrong_is_named(
 
 def test_a_gap_is_no_failure(server: Server, capfd: Said) -> None:
     """Without a status query everything works but knowing: exit 3."""
-    assert main(["doctor", "--base-url", server.url, "--ledger", "memory:"]) == 3
+    assert doctor(server, "--profile", "document") == 3
     assert any("session.status raises ConfigurationError" in text for text in said(capfd)["gap"])
 
 
 def test_the_certificate_is_looked_at(server: Server, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Trusted by this machine, and for the host's name; else nothing is asked over it."""
     server.socket = server_context().wrap_socket(server.socket, server_side=True)
-    arguments = ["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]
-    arguments += ["--base-url", server.url.replace("http:", "https:")]
-    assert main(arguments) == 4
+    server.url = server.url.replace("http:", "https:")
+    assert doctor(server) == 4
     assert any("certificate is not trusted: self" in text for text in said(capfd)["wrong"])
     assert server.seen == []
     # In a process of its own: what a machine trusts is read once.
     Path("trusted.pem").write_text(CERTIFICATE, encoding="utf-8")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "SSL_CERT_FILE": "trusted.pem"}
-    assert subprocess.call([sys.executable, "-m", "payclient", *arguments], env=environ) == 0
+    options = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]
+    assert subprocess.call([*PYTHON, "doctor", *options], env=environ) == 0
     assert any(text.startswith("TLS: the certificate is trusted") for text in said(capfd)["ok"])
     assert len(server.seen) == 1
 
 
 def test_a_ledger_in_use_is_its_owners(server: Server, capfd: Said) -> None:
     """It is not looked at, and nothing is wrong; a free one is opened and closed again."""
-    arguments = [
-        "doctor", "--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db",
-    ]  # fmt: skip
 
     async def while_open() -> int:
         async with contextlib.aclosing(await open_ledger("sqlite:charges.db")):
-            return await asyncio.to_thread(main, arguments)
+            return await asyncio.to_thread(doctor, server)
 
     assert asyncio.run(while_open()) == 0
     assert any("open in another process" in text for text in said(capfd)["note"])
-    assert main(arguments) == 0
+    assert doctor(server) == 0
     assert any("opens, and every setting" in text for text in said(capfd)["ok"])
 
 
@@ -224,27 +218,26 @@ def test_the_gaps_of_a_profile() -> None:
 
 def test_a_page_of_the_merchants(server: Server, capfd: Said) -> None:
     """Its exit code tells, and words what to change; a site-wide policy lets style and scripts be files."""
-    options = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "memory:"]
+    site = ("--site", f"{server.url}/checkout")
     for headers, page in (
         ({"Referrer-Policy": "same-origin"}, ""),
         ({}, '<meta name="referrer" content="no-referrer">'),
         ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>'),
     ):
         server.headers, server.page = headers, page
-        assert main(["doctor", *options, "--site", f"{server.url}/checkout"]) == 4
+        assert doctor(server, *site) == 4
         assert server.seen[-1][1] == "/checkout"
         assert "access denied" in said(capfd)["wrong"][0]
     server.headers = {"Referrer-Policy": "origin", "Content-Security-Policy": "default-src 'self'"}
     server.page = ""
-    assert main(["doctor", *options, "--site", f"{server.url}/checkout"]) != 4
+    assert doctor(server, *site) != 4
     assert any("assets=" in each for each in said(capfd)["note"])
 
 
 def test_a_page_that_moves_on_or_fails(server: Server, capfd: Said) -> None:
     """A redirect is named, so that the page itself is given; none at all is said, and so is what no page can be."""
-    options = ["doctor", "--base-url", server.url, "--ledger", "memory:", "--site"]
     server.status, server.headers = 302, {"Location": "/new"}
-    main([*options, server.url])
+    doctor(server, "--site", server.url)
     assert any("HTTP 302; give the page that customers leave from" in text for text in said(capfd)["note"])
     assert all(path != "/new" for _, path, _ in server.seen)
     for site, words in (
@@ -253,5 +246,5 @@ def test_a_page_that_moves_on_or_fails(server: Server, capfd: Said) -> None:
         ("https://u:p@shop.example/", "--site: must be an address"),
         ("http://127.0.0.1:1/", "cannot be read"),
     ):
-        assert main([*options, site]) == 4
+        assert doctor(server, "--site", site) == 4
         assert any(words in text for text in said(capfd)["wrong"])

@@ -45,24 +45,17 @@ MARKS = {",": "comma", ".": "point"}
 def _pattern(mark: str) -> re.Pattern[str]:
     # Between groups of three digits: the other mark, a space that breaks or not, an apostrophe.
     between = re.escape("".join(MARKS).replace(mark, "") + " \xa0\u202f'\u2019")
-    grouped = rf"[1-9][0-9]{{0,2}}([{between}])[0-9]{{3}}(?:\2[0-9]{{3}}){{0,3}}"
-    return re.compile(rf"([0-9]{{1,15}}|{grouped})(?:{re.escape(mark)}([0-9]+))?")
+    grouped = rf"[1-9][0-9]{{0,2}}(?P<between>[{between}])[0-9]{{3}}(?:(?P=between)[0-9]{{3}}){{0,3}}"
+    number = rf"(?P<whole>[0-9]{{1,15}}|{grouped})(?:{re.escape(mark)}(?P<decimals>[0-9]+))?"
+    # The sign or the code of a currency stands before or after the amount.
+    sign, blank = r"US\$|S/|[$€£]|[A-Z]{3}", "[ \xa0\u202f]*"
+    return re.compile(rf"(?P<before>{sign})?{blank}{number}{blank}(?(before)|(?P<after>{sign})?)")
 
 
 _PATTERNS = {mark: _pattern(mark) for mark in MARKS}
 
-#: The sign or the code of a currency, before or after an amount; and what a sign may stand for.
-_SIGN = r"(US\$|S/|[$€£]|[A-Z]{3})?"
-_SIGNED = re.compile(rf"{_SIGN}[ \xa0\u202f]*([^A-Z]*?)[ \xa0\u202f]*{_SIGN}")
+#: The currency that a sign stands for; `$` is the sign of many.
 _SIGNS = {"US$": "USD", "S/": "PEN", "€": "EUR", "£": "GBP"}
-
-
-def split_sign(text: str) -> tuple[str, str]:
-    """Return the sign of a currency, or an empty text, and the amount: `$ 1.234,50` is `$` and `1.234,50`."""
-    match = _SIGNED.fullmatch(text)
-    if match is None or (match[1] and match[3]):
-        return "", text
-    return match[1] or match[3] or "", match[2]
 
 
 def find_mark(texts: Iterable[str]) -> str:
@@ -70,7 +63,7 @@ def find_mark(texts: Iterable[str]) -> str:
 
     Raises `InvalidRequestError` where they contradict each other, or may mean two things and none proves which.
     """
-    amounts = {split_sign(text)[1] for text in texts if "," in text or "." in text}
+    amounts = {text for text in texts if "," in text or "." in text}
     comma, point = ({*filter(_PATTERNS[mark].fullmatch, amounts)} for mark in MARKS)
     tell = "give --decimal-mark , or --decimal-mark ."
     # A mark is proven by an amount that can be read by this mark alone.
@@ -86,19 +79,17 @@ def find_mark(texts: Iterable[str]) -> str:
 
 def cents_of(text: str, mark: str, currency: str | None = None) -> int:
     """Return the cents of an amount in units, exactly. Raises `CellError`, also for the sign of another currency."""
-    sign, amount = split_sign(text)
-    match = _PATTERNS[mark].fullmatch(amount)
+    match = _PATTERNS[mark].fullmatch(text)
     if match is None:
         example = "1.250,50" if mark == "," else "1,250.50"
         raise CellError(f"is not an amount with a decimal {MARKS[mark]}, such as {example}")
-    decimals = match[3] or ""
+    decimals, sign = match["decimals"] or "", match["before"] or match["after"]
     if len(decimals) > 2:
         raise CellError(f"has {len(decimals)} digits after the decimal {MARKS[mark]}; two is the most")
-    # A "$" is the sign of many currencies.
     fits = currency not in ("EUR", "GBP", "PEN") if sign == "$" else _SIGNS.get(sign, sign) == currency
     if sign and currency and not fits:
         raise CellError("has the sign of another currency")
-    return int(re.sub(r"[^0-9]", "", match[1])) * 100 + int(decimals.ljust(2, "0"))
+    return int(re.sub(r"[^0-9]", "", match["whole"])) * 100 + int(decimals.ljust(2, "0"))
 
 
 # --- Cells

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from payclient.cli.tables import Dialect, bad_rows
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
-from payclient.profile import PAYPHONE, ServiceProfile
+from payclient.profile import DOCUMENT, PAYPHONE, ServiceProfile
 from payclient.rows import MAX_ROWS, ChargeFile, read_file
 from payclient.rows.cells import cents_of, find_mark
 from payclient.rows.format import Format
@@ -64,12 +64,11 @@ def read(tmp_path: Path) -> Read:
     """Write a file and read it."""
 
     def read(
-        content: str | bytes, name: str = "rows.csv", profile: ServiceProfile | None = None, **options: Any
+        content: str | bytes, name: str = "rows.csv", profile: ServiceProfile = DOCUMENT, **options: Any
     ) -> ChargeFile:
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        named = {} if profile is None else {"profile": profile}
-        return read_file(path, form(**options), **named)
+        return read_file(path, form(**options), profile=profile)
 
     return read
 
@@ -130,12 +129,6 @@ def test_another_column_is_the_key(read: Read, column: str) -> None:
         assert the_request(file).reference == ("order-1" if column == "reference" else None)
     file = read(json_lines(JSON_ROW | {column: "order-1"}), "r.jsonl", columns={KEY: column})
     assert "stands beside the column" in errors_of(file)[0]
-
-
-def test_a_nick_name_needs_no_phone(read: Read) -> None:
-    text = "nick_name,by_nick_name,country_code,currency,tip,client_transaction_id\nana,true,593,USD,5,o-1\n"
-    profile = ServiceProfile(nick_name_flag="byNickName", phone_optional_with_nick_name=True)
-    assert the_request(read(text, profile=profile)).by_nick_name is True
 
 
 @pytest.mark.parametrize(
@@ -240,16 +233,12 @@ def test_a_cut_line_is_an_error_and_the_others_are_read(read: Read, good: str, b
     assert error.removeprefix("line 3")[2:].startswith(said)
 
 
-def test_an_open_quote_hides_what_follows(read: Read) -> None:
-    """Rows behind it cannot be told apart, so nothing is sent."""
-    with pytest.raises(InvalidRequestError, match="line 3: a quote is not closed"):
-        read(f'{HEADER}\n{GOOD}\n0991112224,593,USD,1000,150,"b\n{GOOD}c\n')
-
-
 def test_a_line_is_counted_where_it_begins(read: Read) -> None:
-    """Also after a cell with line breaks in it, and after blank lines."""
+    """Also after a cell with line breaks, and after blank lines. Rows behind an open quote cannot be told apart."""
     text = f'{HEADER}\n0991112223,593,USD,1000,150,"a\nb"\n\n0991112223,593,USD,1.0,150,order-2\n'
     assert [error.split(",")[0] for error in errors_of(read(text))] == ["line 2", "line 5"]
+    with pytest.raises(InvalidRequestError, match="line 6: a quote is not closed"):
+        read(f'{text}0991112224,593,USD,1000,150,"b\n{GOOD}c\n')
 
 
 # --- JSONL
@@ -423,12 +412,6 @@ def test_an_encoding_that_is_neither_is_asked_for(read: Read) -> None:
     assert "is not of the file's encoding" in errors_of(read(raw, encoding="utf-8"))[0]
 
 
-def test_excels_own_line_of_the_delimiter(read: Read) -> None:
-    """`sep=;` before the header; the lines are counted with it."""
-    file = read("sep=;\n" + f"{HEADER}\n{GOOD}\n".replace(",", ";"))
-    assert [(row.line, row.errors) for row in file.rows] == [(3, [])]
-
-
 # --- What spreadsheets do to cells
 
 
@@ -502,7 +485,10 @@ def test_a_lost_zero_is_seen_by_its_neighbours(read: Read) -> None:
 
 
 def test_the_profile_is_asked_too(read: Read) -> None:
-    """What only a profile knows is an error of the row, too."""
+    """What only a profile knows is an error of the row, too; it may say that a nick name needs no phone."""
+    text = "nick_name,by_nick_name,country_code,currency,tip,client_transaction_id\nana,true,593,USD,5,o-1\n"
+    profile = ServiceProfile(nick_name_flag="byNickName", phone_optional_with_nick_name=True)
+    assert the_request(read(text, profile=profile)).by_nick_name is True
     profile = ServiceProfile(max_lengths={"client_transaction_id": 3}, ranges={"amount": (1, 5)})
     assert errors_of(read(f"{HEADER}\n{GOOD}\n", profile=profile)) == [
         "line 2, client_transaction_id: must be at most 3 characters",
@@ -527,8 +513,8 @@ def test_an_unreadable_file_is_one_error(tmp_path: Path, read: Read, monkeypatch
 # --- What is left out
 
 
-def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
-    """Each line as it stands."""
+def test_what_is_left_out(read: Read, tmp_path: Path) -> None:
+    """Each line of JSON as it stands; of a spreadsheet CSV, its typed cells as text, the errors empty."""
     row = '{"phone_number": "1", "country_code": "593", "currency": "usd", "tip": 5.0, "client_transaction_id": "a"}'
     good = row.replace("5.0", "5").replace("usd", "USD").replace('"a"', '"b"')
     file = read(f"{row}\n{row[:50]}\n{{}}\n{good}\n", "rows.jsonl")
@@ -536,6 +522,13 @@ def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
         bad_rows(file, tmp_path / "bad.csv", Dialect())
     left = bad_rows(file, tmp_path / "bad.jsonl", Dialect())
     assert left.decode().splitlines() == [row, row[:50], "{}"]
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", 984111222, 12.5, "#N/A"])
+    names, cells = (
+        bad_rows(read_file(path, TYPED), tmp_path / "bad.csv", Dialect()).decode("utf-8-sig").splitlines()
+    )
+    assert names == "clave,telefono,amount_without_tax,tip,nota,fault"
+    assert cells.startswith("k,984111222,12.5,,,")
+    assert "telefono: must be a text" in cells
 
 
 # --- Spreadsheets' own files
@@ -691,15 +684,6 @@ def test_a_hidden_row_is_not_charged_without_a_word(tmp_path: Path) -> None:
     assert left[1].startswith("n-1,0987000031,25.5,")
 
 
-def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:
-    """Its typed cells as text, the errors empty."""
-    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", 984111222, 12.5, "#N/A"])
-    left = bad_rows(read_file(path, TYPED), tmp_path / "bad.csv", Dialect()).decode("utf-8-sig").splitlines()
-    assert left[0] == "clave,telefono,amount_without_tax,tip,nota,fault"
-    assert left[1].startswith("k,984111222,12.5,,,")
-    assert "telefono: must be a text" in left[1]
-
-
 # --- What people do to a spreadsheet
 
 FOUND = form(
@@ -742,10 +726,11 @@ def test_a_total_that_is_not_the_sum_of_the_rows_is_named(read: Read) -> None:
 
 
 def test_the_line_of_the_header_may_be_told(read: Read) -> None:
-    """A line above may name as many columns."""
-    text = f"{HEADER}\n{HEADER}\n{GOOD}\n"
-    assert errors_of(read(text))
-    assert the_request(read(text, header_row=2)).client_transaction_id == "order-1"
+    """A line above may name as many columns; Excel's own line of the delimiter names none."""
+    text = f"{HEADER}\n{GOOD}\n".replace(",", ";")
+    assert errors_of(read(f"{HEADER}\n{text}", header_row=1))
+    for file in (read(f"{HEADER}\n{text}", header_row=2, delimiter=";"), read(f"sep=;\n{text}")):
+        assert [(row.line, row.errors) for row in file.rows] == [(3, [])]
 
 
 @pytest.mark.parametrize(

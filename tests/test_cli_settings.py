@@ -141,10 +141,12 @@ def test_statement_section(shop: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with (shop / "payclient.toml").open("a") as file:
         file.write(
             '[reconcile]\nmap = { client_transaction_id = "Referencia", amount = "Monto" }\namounts = "cents"\n'
+            'report = "diferencias.csv"\n'
         )
     (shop / "estado.csv").write_text("Referencia;Monto\nbank-1;2500\n")
     capfd.readouterr()
     assert main(["reconcile", "shop/estado.csv"]) == 0
+    assert (shop / "diferencias.csv").exists()
     (shop / "payclient.toml").write_text("[reconcile]\nkey = 'clave'\n")
     assert main(["reconcile", "shop/estado.csv"]) == 2
     assert "key" in capfd.readouterr().err

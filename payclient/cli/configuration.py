@@ -114,7 +114,7 @@ class Configuration:
             values = {name: value for name, value in values.items() if name in SHARED}
         if command == "reconcile":
             values |= {_plain(name): value for name, value in reconcile.items()}
-        return {name: _flat(_beside(path.absolute().parent, name, value)) for name, value in values.items()}
+        return {name: _option(path.absolute().parent, name, value) for name, value in values.items()}
 
 
 def _plain(name: str) -> str:
@@ -140,8 +140,8 @@ def _check_names(path: Path, section: Mapping[str, Any], known: Collection[str] 
             raise ConfigurationError(f"{path}: {name}: a setting must be one of {settings}; nothing was sent")
 
 
-def _beside(folder: Path, name: str, value: Any) -> Any:
-    """Return a setting's value; a relative path starts at the folder of the file, not at the working directory."""
+def _option(folder: Path, name: str, value: Any) -> Any:
+    """Return a setting as an option's value; a relative path starts at the folder of the file."""
     from payclient.profile import PRESETS  # `--help` needs no profile
 
     if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
@@ -149,8 +149,4 @@ def _beside(folder: Path, name: str, value: Any) -> Any:
     if name == "ledger" and str(value).startswith("sqlite:"):
         # From another working directory it would be another ledger, which knows no earlier charge.
         return f"sqlite:{os.path.join(folder, str(value)[7:])}"
-    return value
-
-
-def _flat(value: Any) -> Any:
-    return [f"{name}={each}" for name, each in value.items()] if isinstance(value, dict) else value
+    return [f"{field}={each}" for field, each in value.items()] if isinstance(value, dict) else value

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -16,7 +16,6 @@ from payclient.cli.settings import ChargeOptions, Limits, Number, Whole
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, TransportError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, corrected_phone
 from payclient.wire import encode_prepare, encode_sale
 
@@ -80,7 +79,16 @@ def sale(
     """
     options.check()
     profile = options.loaded_profile
-    request = SaleRequest(**_corrected(fields, profile))
+    values, phone, shapes = attrs.asdict(fields), fields.phone_number, profile.phone_shapes
+    if phone is not None:  # as `charge` corrects that of a row
+        try:
+            found = corrected_phone(phone, fields.country_code, shapes)
+        except CellError as error:
+            raise ConfigurationError(f"--phone-number: {error}") from None
+        if found != (phone, fields.country_code):
+            terminal.say(text("run.respelled", shape=shapes[found[1]]))
+        values["phone_number"], values["country_code"] = found
+    request = SaleRequest(**values)
     encode_sale(request, profile)  # what the profile forbids is bad input
     run = Run([ChargeRow(request=request)], Limits(wait=wait))
     code = asyncio.run(run.charge(options))
@@ -99,20 +107,6 @@ def sale(
     if code == 130:
         terminal.say(text("run.wait_on"))
     return code
-
-
-def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
-    """Return the fields, with the phone corrected as `charge` corrects that of a row; print what was corrected."""
-    values, phone, country = attrs.asdict(fields), fields.phone_number, fields.country_code
-    if phone is None:
-        return values
-    try:
-        found = corrected_phone(phone, country, profile.phone_shapes)
-    except CellError as error:
-        raise ConfigurationError(f"--phone-number: {error}") from None
-    if found != (phone, country):
-        terminal.say(text("run.respelled", shape=profile.phone_shapes[found[1]]))
-    return values | {"phone_number": found[0], "country_code": found[1]}
 
 
 @attrs.frozen(kw_only=True)

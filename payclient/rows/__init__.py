@@ -118,7 +118,7 @@ def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
     columns_of = lru_cache(1000)(partial(Columns, form=form))
     header = columns_of(file.names)
     if file.names:
-        _check_header(file.line, header, form)
+        header.check(file.line, form)
     mark: str | None = form.decimal_mark
     if form.amounts == "decimal" and mark is None:
         mark = find_mark(_amounts(file.rows, header, form))
@@ -144,19 +144,6 @@ def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
         total_lines=[row.line for row in totals],
         total_faults=list(_check_total(totals[-1], rows, header, cells)) if totals else [],
     )
-
-
-def _check_header(line: int, header: Columns, form: Format) -> None:
-    """Raise `InvalidRequestError` for a header of a table that is not valid."""
-    if not header.known:
-        raise InvalidRequestError(
-            f"line {line} names no known column: is the header missing? Give columns of other names "
-            "by --map, such as --map phone_number=telefono"
-        )
-    if faults := header.faults + header.missing(form):
-        what = "; ".join(faults).replace("; unknown column ", ", ")
-        hint = " (leave it out by --ignore or --ignore-rest)" * faults[-1].startswith("unknown column")
-        raise InvalidRequestError(f"line {line}: {what}{hint}")
 
 
 def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[Row]]:

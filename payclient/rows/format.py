@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from payclient.amounts import COMPONENTS
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.validation import from_service, to_service
 
@@ -188,9 +188,7 @@ class Columns:
         self.fields: list[list[str]] = [form.fields_of(name) for name in self.names]
         self.known: Counter[str] = Counter(chain.from_iterable(self.fields))
         #: The name under which the file has each field.
-        self.spelled: dict[str, str] = {KEY: form.columns[KEY]}
-        for name, fields in zip(self.names, self.fields, strict=True):
-            self.spelled |= dict.fromkeys(fields, name)
+        self.spelled: dict[str, str] = {KEY: form.columns[KEY]} | self.by_field(self.names)
         others = [(n, name) for n, name in enumerate(self.names, 1) if not self.fields[n - 1]]
         #: Columns that are neither read nor kept.
         self.unread: list[str] = [name for _, name in others if name and not form.keeps(name)]
@@ -204,30 +202,36 @@ class Columns:
 
     def by_field(self, cells: Sequence[Any]) -> dict[str, Any]:
         """Return the cells of a record by their fields."""
-        both = zip(self.fields, cells, strict=True)
-        return {field: cell for fields, cell in both for field in fields}
+        return {field: cell for fields, cell in zip(self.fields, cells, strict=True) for field in fields}
 
-    def missing(self, form: Format) -> list[str]:
-        """Return an error for each column that a table lacks, those that options name first; and one for an `order`."""
+    def check(self, line: int, form: Format) -> None:
+        """Raise `InvalidRequestError` for what is wrong with the header of a table, and for what it lacks."""
+        if not self.known:
+            raise InvalidRequestError(
+                f"line {line} names no known column: is the header missing? Give columns of other names by --map, "
+                "such as --map phone_number=telefono"
+            )
         given = {*self.known, *form.constants}
-        faults = [
+        mapped = [
             f"{'--key' if field == KEY else f'--map {field}'} names the column {column}"
             for field, column in form.columns.items()
             if field not in given and field != column
         ]
-        if faults:
-            names = (
-                name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in enumerate(self.names, 1)
-            )
-            faults[-1] += f", and the file has {', '.join(names)}"
-        if "order" in given:
-            faults.append("order must be in a JSONL file")
+        if mapped:
+            numbered = enumerate(self.names, 1)
+            names = (name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in numbered)
+            mapped[-1] += f", and the file has {', '.join(names)}"
         customer = () if {"phone_number", "nick_name"} & given else ("phone_number",)
-        return faults + [
+        lacking = [
             f"there is no column {field}" + "; name yours by --key" * (field == KEY)
             for field in dict.fromkeys((*form.columns, "country_code", "currency", *customer))
             if field not in given and field == form.columns.get(field, field)
         ]
+        order = ["order must be in a JSONL file"] * ("order" in given)
+        if faults := [*self.faults, *mapped, *order, *lacking]:
+            what = "; ".join(faults).replace("; unknown column ", ", ")
+            hint = " (leave it out by --ignore or --ignore-rest)" * faults[-1].startswith("unknown column")
+            raise InvalidRequestError(f"line {line}: {what}{hint}")
 
 
 def _unknown(name: str, number: int, form: Format) -> str:

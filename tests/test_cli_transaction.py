@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,24 +19,21 @@ from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 TOKEN = "token-never-shown"
 
 
-def sold(service: SimulatorThread, identifier: str) -> int:
-    """The transaction id of a new Sale."""
-
-    async def sell() -> int:
-        async with PaySession(service.url, TOKEN, profile="payphone") as session:
-            return (await session.sale(sale(identifier, store_id=identifier))).transaction_id
-
-    return asyncio.run(sell())
+def sold(service: SimulatorThread, identifier: str, ledger: str = "memory:") -> int:
+    """The transaction id of a new Sale, which is paid if a ledger keeps it."""
+    with sync.open_tracker(service.url, TOKEN, ledger=ledger, profile="payphone") as tracker:
+        pending = tracker.sale(sale(identifier, store_id=identifier))
+        assert pending.transaction_id is not None
+        if ledger != "memory:":
+            service.approve(pending.transaction_id)
+            assert pending.check().paid
+        return pending.transaction_id
 
 
 def paid(service: SimulatorThread, identifier: str) -> int:
     """The transaction id of a form that was paid."""
-
-    async def prepare() -> str:
-        async with PaySession(service.url, TOKEN, profile="payphone") as session:
-            return (await session.prepare(form(identifier))).payment_id
-
-    payment_id = asyncio.run(prepare())
+    with sync.open_tracker(service.url, TOKEN, ledger="memory:", profile="payphone") as tracker:
+        payment_id = tracker.prepare(form(identifier)).payment_id
     service.pay(payment_id)
     return int(service.forms[payment_id].transaction_id)
 
@@ -167,13 +163,8 @@ def test_reversed_by_the_ledger(
 ) -> None:
     """The ledger keeps what came of it, and the same command sends nothing again; what it does not have is refused."""
     name, url = f"cli-kept-{by}", f"sqlite:{tmp_path / 'charges.db'}"
-    with sync.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
-        pending = tracker.sale(sale(name, store_id=name))
-        assert pending.transaction_id is not None
-        service.approve(pending.transaction_id)
-        assert pending.check().paid
+    number, before = str(sold(service, name, url)), service.counts.reversed
     monkeypatch.setenv("PAYCLIENT_LEDGER", url)
-    number, before = str(pending.transaction_id), service.counts.reversed
     which = ["--transaction-id", number] if by == "transaction" else ["--client-transaction-id", name]
     for _ in range(2):
         assert main(["reverse", *which, "--yes"]) == 0
@@ -197,14 +188,10 @@ def test_what_another_process_reverses_is_called_what_it_is(
 ) -> None:
     """It had the permit first: this call sends nothing, and tells what the ledger says then."""
     name, url = f"cli-other-{state}", f"sqlite:{tmp_path / 'charges.db'}"
-    with sync.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
-        pending = tracker.sale(sale(name, store_id=name))
-        assert pending.transaction_id is not None
-        service.approve(pending.transaction_id)
-        outcome = pending.check()
+    sold(service, name, url)
 
-    async def reverse(*_: object) -> payclient.Outcome:
-        return attrs.evolve(outcome, state=payclient.State(state))
+    async def reverse(_: object, pending: payclient.PendingSale) -> payclient.Outcome:
+        return attrs.evolve(await pending.wait(), state=payclient.State(state))
 
     monkeypatch.setattr(payclient.Tracker, "reverse", reverse)
     assert main(["reverse", "--client-transaction-id", name, "--ledger", url, "--yes"]) == code

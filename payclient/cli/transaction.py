@@ -76,17 +76,17 @@ async def status(
 
 async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitable[object]]) -> State:
     """Print a sale's state, and each new one, until it is decided; `wait` comes between two looks."""
-    seen: tuple[int, int] | None = None
+    seen: object = "nothing yet"
     while True:
         record = await book.get(identifier)
-        found = (0, 0) if record is None else (record.attempt, record.version)
-        if found != seen:
-            state = text("undo.unknown_id") if record is None else label(record.state)
-            why = "" if record is None else f": {text(f'evidence.{record.evidence}')}"
-            terminal.print_result(f"{terminal.at(time.time())}  {state}{why}")
-        seen = found
+        if record != seen:
+            words = text("undo.unknown_id")
+            if record is not None:
+                words = f"{label(record.state)}: {text(f'evidence.{record.evidence}')}"
+            terminal.print_result(f"{terminal.at(time.time())}  {words}")
         if record is not None and record.state.decided:
             return record.state
+        seen = record
         await wait()
 
 

@@ -6,6 +6,7 @@ import errno
 import functools
 import io
 import json
+import operator
 import os
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
@@ -53,11 +55,8 @@ class Book:
 
     def use(self, work: Callable[[Ledger], Awaitable[T]]) -> T:
         async def run() -> T:
-            book = await open_ledger(self.url)
-            try:
+            async with aclosing(await open_ledger(self.url)) as book:
                 return await work(book)
-            finally:
-                await book.aclose()
 
         return asyncio.run(run())
 
@@ -250,7 +249,7 @@ def test_resolve(book: Book, decision: str, capfd: Said) -> None:
         record = book.get(f"order-{state}")
         assert (record.state, record.evidence) == (decision, Evidence.OPERATOR)
         assert record.decided_at == pytest.approx(time.time(), abs=60)
-        change = book.use(lambda ledger, key=f"order-{state}": ledger.history(key))[-1]  # type: ignore[misc]  # mypy infers no default
+        change = book.use(operator.methodcaller("history", f"order-{state}"))[-1]
         assert json.loads(change.detail or "") == {"actor": "ana", "reason": "the portal"}
         assert (decision == "refused") == ("RE-OPENS CHARGING" in capfd.readouterr().err)
 
@@ -271,20 +270,17 @@ def test_moved(book: Book, person: list[str], capfd: Said) -> None:
     """A service at a new address keeps its ledger, once a person has said that it is the same."""
     old, new = "https://pay.example", "https://new.pay.example"
 
-    def belongs_to(address: str) -> bool:
-        async def ask(ledger: Ledger) -> bool:
-            mine = service_fingerprint(address, ledger.digest_key)
-            return await ledger.environment(mine) == mine
+    async def is_of(address: str, ledger: Ledger) -> bool:
+        mine = service_fingerprint(address, ledger.digest_key)
+        return await ledger.environment(mine) == mine
 
-        return book.use(ask)
-
-    assert belongs_to(old)
+    assert book.use(functools.partial(is_of, old))
     for answer, address, code, owner in (
         ("n", new, 2, old), ("y", new, 0, new), ("y", "http://pay.example", 2, new),
     ):  # fmt: skip
         person[:] = [answer]
         assert main(["ledger", "moved", "--base-url", address]) == code
-        assert belongs_to(owner)
+        assert book.use(functools.partial(is_of, owner))
     assert "could be charged twice" in " ".join(capfd.readouterr().err.split())
 
 
@@ -469,12 +465,11 @@ def test_a_ledger_in_use(book: Book, capfd: Said) -> None:
         for arguments in (["list"], ["show", "order-unknown"], ["export"]):
             assert main(["ledger", *arguments]) == 0
             assert "order-unknown" in capfd.readouterr().out
-        changes: list[Callable[[], int]] = [
-            lambda: resolve("order-unknown", "refused", "--yes"),
-            lambda: main(["ledger", "moved", "--base-url", "https://new.example", "--yes"]),
-        ]
-        for change in changes:
-            assert change() == 2
+        for change in (
+            ["resolve", "order-unknown", "--as", "refused", *WHO],
+            ["moved", "--base-url", "https://new.example"],
+        ):
+            assert main(["ledger", *change, "--yes"]) == 2
             said = capfd.readouterr().err.splitlines()[-1]
             assert f"process {holder.pid} has it open: stop that process first; nothing was changed" in said
             assert "worker" not in said

@@ -163,14 +163,10 @@ def _is_total(row: Row, header: Columns) -> bool:
     """Return whether a row names no customer and no key, and holds an amount or the word total."""
     if len(row.values) != len(header.names):
         return False
-    found = False
-    for fields, cell in zip(header.fields, row.values, strict=True):
-        if cell not in ("", None):
-            is_word = _TOTAL.match(str(cell)) is not None
-            if {KEY, "phone_number", "nick_name"} & {*fields} and not is_word:
-                return False
-            found = found or is_word or bool(AMOUNTS & {*fields})
-    return found
+    given = [(fields, cell) for fields, cell in zip(header.fields, row.values, strict=True) if cell != ""]
+    words = {field for fields, cell in given for field in fields or [""] if _TOTAL.match(str(cell))}
+    found = {field for fields, _ in given for field in fields}
+    return bool(words or found & AMOUNTS) and not (found - words) & {KEY, "phone_number", "nick_name"}
 
 
 def _check_total(total: Row, rows: Iterable[Row], header: Columns, cells: Cells) -> Iterator[RowError]:

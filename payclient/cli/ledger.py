@@ -140,7 +140,7 @@ def moment(when: float) -> str:
 
 async def list_(
     *, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None, profile: Profile = None
-) -> int:
+) -> None:
     """Show which sales are open, and why. The profile's sale window says when an expired one was last queried.
 
     :param unresolved: Only what waits for a person: unknown, or expired after its last query.
@@ -167,10 +167,9 @@ async def list_(
     people = text("ledger.stuck", count=waiting) if waiting else ""
     nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
     terminal.say(text("ledger.shown", count=shown, stuck=people) if shown else text(f"ledger.{nothing}"))
-    return 0
 
 
-async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> int:
+async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
     """Show one sale's whole history: every attempt and every change, and what each rests on.
 
     :param identifier: The client transaction id.
@@ -197,7 +196,6 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> int:
     for attempt in sorted({change.attempt for change in changes}):
         terminal.out().print(f"\n[bold]{text('ledger.attempt', number=attempt)}[/]")
         terminal.out().print(_history(change for change in changes if change.attempt == attempt))
-    return 0
 
 
 def _history(changes: Iterable[Change]) -> Table:
@@ -224,7 +222,7 @@ def _what(change: Change) -> str:
 # --- init, backup, archive, moved
 
 
-async def init(*, ledger: LedgerUrl = None) -> int:
+async def init(*, ledger: LedgerUrl = None) -> None:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
         raise ConfigurationError(
@@ -233,20 +231,18 @@ async def init(*, ledger: LedgerUrl = None) -> int:
     async with aclosing(await open_ledger(ledger)) as book:
         words = text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
     terminal.say(words)
-    return 0
 
 
-async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
+async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> None:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
     A restored copy does not know what was charged after it was made.
     """
     await backup_ledger(_given(ledger), file)
     terminal.say(text("ledger.backup", file=file.absolute()))
-    return 0
 
 
-async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> int:
+async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> None:
     """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
@@ -258,10 +254,9 @@ async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) 
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
     count = await archive_ledger(url, begins, to)
     terminal.say(text("ledger.archived", count=count, file=to.absolute()))
-    return 0
 
 
-async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> int:
+async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> None:
     """Set another address of the service: the same one, with all that was charged there.
 
     :param base_url: The service's new address.
@@ -272,7 +267,6 @@ async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) ->
     async with opened(ledger, changes=True) as book:
         await book.environment(service_fingerprint(address, book.digest_key), moved=True)
     terminal.say(text("ledger.moved", address=address))
-    return 0
 
 
 # --- resolve
@@ -280,7 +274,7 @@ async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) ->
 
 async def resolve(
     identifier: str, /, *, as_: DecidedAs, actor: str, reason: str, ledger: LedgerUrl = None, yes: Yes = False
-) -> int:
+) -> None:
     """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence.
 
     :param identifier: The client transaction id.
@@ -307,7 +301,6 @@ async def resolve(
             )
         after = await book.apply(record, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
     terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor))
-    return 0
 
 
 def _say_what_it_means(record: Record, decision: str) -> None:
@@ -331,7 +324,7 @@ async def export(
     ledger: LedgerUrl = None,
     format: Literal["csv", "jsonl"] | None = None,  # noqa: A002 - the option's name
     out: Path | None = None,
-) -> int:
+) -> None:
     """Write every attempt as a row: amounts in cents, times in UTC; no personal data, for the ledger has none.
 
     :param format: By default the one that --out ends in, or csv.
@@ -357,7 +350,6 @@ async def export(
         raise ConfigurationError(f"--out {out.name}: cannot be written: {error.strerror}") from None
     if out is not None:
         terminal.say(text("ledger.exported", count=count, file=out))
-    return 0
 
 
 async def _row(book: Ledger, record: Record) -> dict[str, object]:

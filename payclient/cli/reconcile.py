@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import attrs
@@ -59,9 +60,25 @@ class Class(StrEnum):
 class Pair:
     """One payment: an attempt of the ledger, lines of the statement, or both."""
 
-    kind: Class
-    record: Record | None = None
-    entries: tuple[Entry, ...] = ()
+    record: Record | None
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def kind(self) -> Class:
+        """The class."""
+        record, entries, there = self.record, self.entries, self.there
+        if record is None:
+            return Class.ONLY_THERE
+        if not entries:
+            return Class.ONLY_HERE
+        if any(entry.currency not in (None, record.currency) for entry in entries):
+            return Class.AMOUNTS_DIFFER
+        if there < record.amount and any(entry.amount < 0 for entry in entries):
+            return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
+        if record.state is not State.ACCEPTED:
+            return Class.PAID_THERE
+        is_doubted = any(entry.is_doubted for entry in entries)  # it may have been given back
+        return Class.AGREED if there == record.amount and not is_doubted else Class.AMOUNTS_DIFFER
 
     @property
     def here(self) -> int:
@@ -93,11 +110,10 @@ class Pair:
 
     def row(self) -> dict[str, object]:
         """Return the payment as a row of the report; its ids are the ledger's, else those of the first line."""
-        sides = [side for side in (self.record, *self.entries[:1]) if side is not None]
-        key = next(
-            (side.client_transaction_id for side in sides if side.client_transaction_id is not None), None
-        )
-        number = next((side.transaction_id for side in sides if side.transaction_id is not None), None)
+        first = self.record or self.entries[0]
+        key, number = first.client_transaction_id, first.transaction_id
+        if number is None and self.entries:
+            number = self.entries[0].transaction_id
         state = None if self.record is None else str(self.record.state)
         units = (Decimal(cents).scaleb(-2) for cents in (self.here, self.there))
         lines = ", ".join(str(entry.line) for entry in self.entries)
@@ -118,19 +134,15 @@ def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
     for record in records:
         known[record.client_transaction_id].append(record)
         known[record.transaction_id].append(record)
-    listed = defaultdict[Record, list[Entry]](list)
-    alone = defaultdict[tuple[int | None, str | None], list[Entry]](list)
+    lines: dict[object, list[Entry]] = {record: [] for record in records}
     for entry in entries:
-        if (found := _match(entry, known)) is None:
-            alone[entry.transaction_id, entry.client_transaction_id].append(entry)
-        else:
-            listed[found].append(entry)
-    pairs = [
-        Pair(kind=_classify(record, own), record=record, entries=tuple(own))
-        for record in records
-        if (own := listed[record]) or record.state is State.ACCEPTED
+        found = _match(entry, known) or (entry.transaction_id, entry.client_transaction_id)
+        lines.setdefault(found, []).append(entry)
+    return [
+        Pair(record=about if isinstance(about, Record) else None, entries=tuple(own))
+        for about, own in lines.items()
+        if own or (isinstance(about, Record) and about.state is State.ACCEPTED)
     ]
-    return pairs + [Pair(kind=Class.ONLY_THERE, entries=tuple(own)) for own in alone.values()]
 
 
 def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> Record | None:
@@ -146,21 +158,6 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
 
 def _likelihood(record: Record) -> tuple[bool, bool, int]:
     return record.state is State.ACCEPTED, record.state is not State.REFUSED, record.attempt
-
-
-def _classify(record: Record, entries: Sequence[Entry]) -> Class:
-    """Return the class of an attempt and the lines of the statement about it."""
-    if not entries:
-        return Class.ONLY_HERE
-    there, paid = sum(entry.amount for entry in entries), record.state is State.ACCEPTED
-    if any(entry.currency not in (None, record.currency) for entry in entries):
-        return Class.AMOUNTS_DIFFER
-    if there < record.amount and any(entry.amount < 0 for entry in entries):
-        return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
-    if not paid:
-        return Class.PAID_THERE
-    is_doubted = any(entry.is_doubted for entry in entries)  # it may have been given back
-    return Class.AGREED if there == record.amount and not is_doubted else Class.AMOUNTS_DIFFER
 
 
 # --- The command

@@ -50,7 +50,7 @@ def simulate(
     set_: tuple[str, ...] = (),
     time_of_day: str | None = None,
     ready_file: Path | None = None,
-) -> int:
+) -> None:
     """Simulate the service on this machine, with a page to play with at its address. No real money moves.
 
     :param port: 0 takes a free one.
@@ -87,7 +87,7 @@ def simulate(
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     simulator.faults.chances = attrs.evolve(simulator.faults.chances, seed=seed)
-    return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
+    asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 
 def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
@@ -106,7 +106,7 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     return settings.changed(given)
 
 
-async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
+async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> None:
     stopped = asyncio.Event()
     try:
         with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
@@ -124,7 +124,6 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))
-    return 0
 
 
 def settings_of(profile: ServiceProfile) -> Settings:

@@ -57,7 +57,7 @@ class Row:
 
     #: Counted from 1.
     line: int
-    names: tuple[str, ...]
+    names: tuple[str, ...] = attrs.field(repr=False)
     #: None where the row cannot be read; those of a hidden row are there.
     values: Sequence[Any] = attrs.field(repr=False)
     #: Why the row as a whole cannot be charged.

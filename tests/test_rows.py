@@ -46,16 +46,6 @@ def form(columns: Mapping[str, str] = {}, constants: Mapping[str, str] = {}, **o
     return Format(**{"key": key, "map": next(pairs), "set": next(pairs)} | options)
 
 
-SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
-SAMPLE_FORM = form(
-    columns={
-        KEY: "clave", "phone_number": "telefono", "country_code": "pais", "amount_without_tax": "base 0%",
-        "amountWithTax": "base gravada", "tax": "IVA", "amount": "total", "currency": "moneda",
-        "reference": "referencia",
-    },
-    amounts="decimal",
-)  # fmt: skip
-
 Read = Callable[..., ChargeFile]
 
 
@@ -387,17 +377,20 @@ def test_what_cannot_be_told_of_a_file(options: dict[str, Any], said: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("encoding", "delimiter"),
+    ("encoding", "delimiter", "words"),
     [
-        ("utf-8", ","), ("utf-8-sig", ";"), ("cp1252", "\t"), ("utf-16", "|"), ("utf-16-be", ","), ("utf-16-le", ";"),
+        ("utf-8", ",", "commas, UTF-8"), ("utf-8-sig", ";", "semicolons, UTF-8"),
+        ("cp1252", "\t", "tabs, Windows-1252"), ("utf-16", "|", "bars, UTF-16"),
+        ("utf-16-be", ",", "commas, utf-16-be"), ("utf-16-le", ";", "semicolons, utf-16-le"),
     ],
 )  # fmt: skip
-def test_encoding_and_delimiter_are_found(read: Read, encoding: str, delimiter: str) -> None:
+def test_encoding_and_delimiter_are_found(read: Read, encoding: str, delimiter: str, words: str) -> None:
     """The two without a mark of UTF-16 are told; a line break and a wide character's bytes stand in a cell."""
     reference = "Ñandú Ċ\nਊ" if encoding.startswith("utf") else "Ñandú ¿sí? 5 €\n"
     text = f"{HEADER},reference\n{GOOD},X\n{GOOD}2,last\n".replace(",", delimiter)
     raw = text.replace("X", f'"{reference}"').replace("\n", "\r\n").encode(encoding)
     file = read(raw, encoding=encoding if encoding[-3:] in ("-be", "-le") else None)
+    assert file.description == f"CSV with {words}, amounts in cents"
     assert [row.line for row in file.rows] == [2, 4]
     assert errors_of(file) == ["line 2, reference: must have no control characters or lone surrogates"]
 
@@ -440,26 +433,6 @@ def test_what_a_spreadsheet_made_of_a_cell(read: Read, field: str, cell: str, sa
 
 
 # --- What only the whole file, or the profile, can find
-
-
-def test_each_row_of_the_sample_gets_its_verdict() -> None:
-    """Two can be sent; the others are refused, each for what a spreadsheet or a person did to it."""
-    file = read_file(SAMPLE, SAMPLE_FORM)
-    errors = {error.line: (error.column, error.reason.split(":")[0].split(",")[0]) for error in file.errors}
-    assert len(errors) == len(file.errors)
-    good = {request.client_transaction_id: request for request in file.requests}
-    assert [row.line for row in file.rows if not row.errors] == [2, 5]
-    assert errors == {
-        3: ("telefono", "is a number as a spreadsheet shortens it"), 4: ("telefono", "has 9 digits"),
-        6: ("total", "must be the sum of its parts"), 7: ("clave", "is the same as in line 8"),
-        8: ("clave", "is the same as in line 7"), 9: ("referencia", "is a formula; its value is needed"),
-        10: ("telefono", "must be given"), 11: ("moneda", "must be three capital letters (ISO 4217)"),
-    }  # fmt: skip
-    assert good.keys() == {"2026-0001", "2026-0004"}
-    assert (good["2026-0001"].amount, good["2026-0001"].reference) == (315, "Matrícula Ñandú")
-    assert good["2026-0004"].amount_without_tax == 125050
-    assert file.description == "CSV with semicolons, Windows-1252, decimal comma"
-    assert (len(file.rows), len(file.bad), file.totals) == (10, 8, {"USD": (2, 125365)})
 
 
 def test_equal_keys_are_found_also_in_rows_with_errors(read: Read) -> None:

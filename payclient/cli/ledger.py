@@ -135,9 +135,6 @@ def moment(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(when))
 
 
-# --- list, show
-
-
 async def list_(
     *, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None, profile: Profile = None
 ) -> None:
@@ -219,9 +216,6 @@ def _what(change: Change) -> str:
     return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
 
 
-# --- init, backup, archive, moved
-
-
 async def init(*, ledger: LedgerUrl = None) -> None:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
@@ -269,9 +263,6 @@ async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) ->
     terminal.say(text("ledger.moved", address=address))
 
 
-# --- resolve
-
-
 async def resolve(
     identifier: str, /, *, as_: DecidedAs, actor: str, reason: str, ledger: LedgerUrl = None, yes: Yes = False
 ) -> None:
@@ -314,9 +305,6 @@ def _say_what_it_means(record: Record, decision: str) -> None:
     given_back = record.state is State.REVERSING and decision == "cancelled"
     meaning = text(f"meaning.{'given_back' if given_back else decision}")
     terminal.say(text("ledger.as", decision=label(decision), meaning=meaning))
-
-
-# --- export
 
 
 async def export(

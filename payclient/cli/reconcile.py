@@ -121,9 +121,6 @@ class Pair:
         return dict(zip(COLUMNS, cells, strict=True))
 
 
-# --- The comparison
-
-
 def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
     """Put every attempt that is paid and every line into exactly one pair, and each pair into one class.
 
@@ -158,9 +155,6 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
 
 def _likelihood(record: Record) -> tuple[bool, bool, int]:
     return record.state is State.ACCEPTED, record.state is not State.REFUSED, record.attempt
-
-
-# --- The command
 
 
 def reconcile(

@@ -16,7 +16,7 @@ from payclient.events import sanitize_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
-from payclient.rows.records import Records, read_records
+from payclient.rows.records import Records, named, read_records
 from payclient.validation import to_service
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
@@ -83,48 +83,42 @@ Statement = tuple[list[Entry], Counter[str], list[int], Dialect]
 
 def read_statement(path: Path, options: StatementOptions, profile: ServiceProfile) -> Statement:
     """Read a statement. Raises `InvalidRequestError` with what is wrong, line by line."""
-    try:
-        return _read(path, options, profile)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"{path.name}: {error}") from None
-
-
-def _read(path: Path, options: StatementOptions, profile: ServiceProfile) -> Statement:
-    file = read_records(path, options)
-    _check_columns(file, options)
-    rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
-    for each in file.rows:
-        if each.fault is not None and not each.values:
-            faults.append(RowError(each.line, None, each.fault))
-        elif any(cell not in ("", None) for cell in each.values):
-            found = list(zip(each.names, each.values, strict=False))
-            _check_state(found, options)
-            rows.append(
-                (each.line, {field: cell for name, cell in found for field in options.fields_of(name)})
-            )
-    unnamed = list[int]()  # such as a total
-    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        unnamed.insert(0, rows.pop()[0])
-    if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
-        faults.append(RowError(unnamed[0], None, "names no payment"))
-    mark = _mark(file, options, [row.get("amount") for _, row in rows])
-    cells, signs = Cells(mark), options.signs(profile)
-    entries, others, passed_over = list[Entry](), Counter[str](), list[Entry]()
-    for line, row in rows:
-        word = str(row.get("state") or "").strip()
-        sign = signs.get(word.casefold()) if "state" in row else 1
-        if sign is None:
-            others[word if SHOWABLE.fullmatch(word) else "?"] += 1
-        try:
-            entry = _entry(line, row, cells, sign, options.currency)
-            (passed_over if sign is None else entries).append(entry)
-        except CellError as error:
-            if sign is not None:
-                faults.append(RowError(line, None, str(error)))
-    if faults:
-        raise InvalidRequestError(terminal.listed(faults, _SHOWN))
-    dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
-    return _mark_doubted(entries, passed_over), others, unnamed, dialect
+    with named(path):
+        file = read_records(path, options)
+        _check_columns(file, options)
+        rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
+        for each in file.rows:
+            if each.fault is not None and not each.values:
+                faults.append(RowError(each.line, None, each.fault))
+            elif any(cell not in ("", None) for cell in each.values):
+                found = list(zip(each.names, each.values, strict=False))
+                _check_state(found, options)
+                rows.append(
+                    (each.line, {field: cell for name, cell in found for field in options.fields_of(name)})
+                )
+        unnamed = list[int]()  # such as a total
+        while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+            unnamed.insert(0, rows.pop()[0])
+        if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
+            faults.append(RowError(unnamed[0], None, "names no payment"))
+        mark = _mark(file, options, [row.get("amount") for _, row in rows])
+        cells, signs = Cells(mark), options.signs(profile)
+        entries, others, passed_over = list[Entry](), Counter[str](), list[Entry]()
+        for line, row in rows:
+            word = str(row.get("state") or "").strip()
+            sign = signs.get(word.casefold()) if "state" in row else 1
+            if sign is None:
+                others[word if SHOWABLE.fullmatch(word) else "?"] += 1
+            try:
+                entry = _entry(line, row, cells, sign, options.currency)
+                (passed_over if sign is None else entries).append(entry)
+            except CellError as error:
+                if sign is not None:
+                    faults.append(RowError(line, None, str(error)))
+        if faults:
+            raise InvalidRequestError(terminal.listed(faults, _SHOWN))
+        dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
+        return _mark_doubted(entries, passed_over), others, unnamed, dialect
 
 
 def _check_columns(file: Records, form: StatementOptions) -> None:

@@ -26,7 +26,7 @@ from payclient.rows.cells import (
     find_mark,
 )
 from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format
-from payclient.rows.records import Records, Row, read_records
+from payclient.rows.records import Records, Row, named, read_records
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.purchases import check_purchase
 from payclient.wire import encode_sale
@@ -105,45 +105,42 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
     Raises `InvalidRequestError` where the file cannot be read, is empty, has more than `MAX_ROWS` rows, has a bad
     header, or does not prove the decimal mark of its amounts.
     """
-    try:
-        return _read_rows(path, form or Format(), profile)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"{path.name}: {error}") from None
-
-
-def _read_rows(path: Path, form: Format, profile: ServiceProfile) -> ChargeFile:
-    file = read_records(path, form)
-    if len(file.rows) > MAX_ROWS:
-        raise InvalidRequestError(f"has more than {MAX_ROWS:,} rows: split the file, one run for each part")
-    columns_of = lru_cache(1000)(partial(Columns, form=form))
-    header = columns_of(file.names)
-    if file.names:
-        header.check(file.line, form)
-    mark: str | None = form.decimal_mark
-    if form.amounts == "decimal" and mark is None:
-        mark = find_mark(_amounts(file.rows, header, form))
-    rows, empty, totals = _divide(file, header)
-    if not rows:
-        raise InvalidRequestError("has no rows")
-    cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
-    for row in rows:
-        _read_row(row, columns_of(row.names), cells, fixed, profile)
-    _check_keys(rows)
-    _check_zeros(rows)
-    place = f", header in line {file.line}" if file.line > 1 else ""
-    amounts = "amounts in cents" if mark is None else f"decimal {MARKS[mark]}"
-    return ChargeFile(
-        path=path,
-        description=f"{file.description}{place}, {amounts}",
-        rows=rows,
-        records=file,
-        mark=mark,
-        guessed_cents=form.amounts is None and file.delimiter != "",
-        unread=header.unread,
-        empty=empty,
-        total_lines=[row.line for row in totals],
-        total_faults=list(_check_total(totals[-1], rows, header, cells)) if totals else [],
-    )
+    form = form or Format()
+    with named(path):
+        file = read_records(path, form)
+        if len(file.rows) > MAX_ROWS:
+            raise InvalidRequestError(
+                f"has more than {MAX_ROWS:,} rows: split the file, one run for each part"
+            )
+        columns_of = lru_cache(1000)(partial(Columns, form=form))
+        header = columns_of(file.names)
+        if file.names:
+            header.check(file.line, form)
+        mark: str | None = form.decimal_mark
+        if form.amounts == "decimal" and mark is None:
+            mark = find_mark(_amounts(file.rows, header, form))
+        rows, empty, totals = _divide(file, header)
+        if not rows:
+            raise InvalidRequestError("has no rows")
+        cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
+        for row in rows:
+            _read_row(row, columns_of(row.names), cells, fixed, profile)
+        _check_keys(rows)
+        _check_zeros(rows)
+        place = f", header in line {file.line}" if file.line > 1 else ""
+        amounts = "amounts in cents" if mark is None else f"decimal {MARKS[mark]}"
+        return ChargeFile(
+            path=path,
+            description=f"{file.description}{place}, {amounts}",
+            rows=rows,
+            records=file,
+            mark=mark,
+            guessed_cents=form.amounts is None and file.delimiter != "",
+            unread=header.unread,
+            empty=empty,
+            total_lines=[row.line for row in totals],
+            total_faults=list(_check_total(totals[-1], rows, header, cells)) if totals else [],
+        )
 
 
 def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[Row]]:

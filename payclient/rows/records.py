@@ -6,7 +6,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -102,6 +103,15 @@ class Records:
     rows: list[Row] = attrs.field(repr=False)
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Put the name of a file before what is wrong with it."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path.name}: {error}") from None
+
+
 def read_records(path: Path, form: Layout) -> Records:
     """Read a whole file. Raises `InvalidRequestError` for one that cannot be read, without its name."""
     kind = path.suffix.lower()
@@ -164,9 +174,6 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int
     return row, known[row], filled[row]
 
 
-# --- CSV
-
-
 def _read_csv(text: str, form: Layout, codec: str) -> Records:
     """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
@@ -211,9 +218,6 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
         return []
 
 
-# --- Spreadsheets
-
-
 def _read_sheet(path: Path, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
     try:
@@ -256,17 +260,16 @@ def _read_sheet(path: Path, form: Layout) -> Records:
 
 def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None) -> str:
     """Return the sheet given by name or number; by default the only one with content. Raises `InvalidRequestError`."""
-    named = ", ".join(shown)
-    if given is None:
-        if len(filled) == 1:
-            return filled[0]
-        count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
-        raise InvalidRequestError(count)
-    numbered = given not in shown and given.isdecimal() and 0 < int(given) <= len(shown)
-    sheet = shown[int(given) - 1] if numbered else given
-    if sheet not in filled:
-        raise InvalidRequestError(f"--sheet {given}: has no such sheet with content; its sheets are {named}")
-    return sheet
+    names = ", ".join(shown)
+    if given is not None:
+        sheet = given if given in shown else {str(n): each for n, each in enumerate(shown, 1)}.get(given, "")
+        if sheet in filled:
+            return sheet
+        raise InvalidRequestError(f"--sheet {given}: has no such sheet with content; its sheets are {names}")
+    if len(filled) == 1:
+        return filled[0]
+    count = f"has {len(filled)} sheets with content ({names}): give --sheet" if filled else "is empty"
+    raise InvalidRequestError(count)
 
 
 def _mark_broken(table: Sequence[list[Any]], path: Path, sheet: str) -> set[int]:
@@ -303,9 +306,6 @@ def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
     relation = next(value for name, value in found.items() if name.endswith("}id"))
     (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
     return archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
-
-
-# --- JSONL
 
 
 def _parse(line: int, text: str) -> Row:

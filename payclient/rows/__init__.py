@@ -16,15 +16,7 @@ import attrs
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.rows.cells import (
-    MARKS,
-    CellError,
-    Cells,
-    RowError,
-    corrected_phone,
-    faults_of,
-    find_mark,
-)
+from payclient.rows.cells import MARKS, CellError, Cells, RowError, corrected_phone, faults_of, find_mark
 from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format
 from payclient.rows.records import Records, Row, named, read_records
 from payclient.tracking.attempts import lane_text

@@ -263,11 +263,8 @@ class Tracker:
 
     def open_sales(self) -> list[PendingSale]:
         """Return every sale that is not decided."""
-
-        async def sales() -> list[payclient.PendingSale]:
-            return (await self._aopen()).open_sales()
-
-        return [PendingSale(self, sale) for sale in self._run(sales)]
+        sales = self._run(_do, self._run(self._aopen).open_sales)
+        return [PendingSale(self, sale) for sale in sales]
 
     def outcomes(self, since: int = 0) -> Iterator[Outcome]:
         """Iterate over the durable feed as `payclient.Tracker.outcomes` does; it ends when the tracker closes."""
@@ -330,6 +327,11 @@ class Tracker:
         return self._run(call)
 
 
+async def _do(function: Callable[_P, _R], *args: _P.args, **options: _P.kwargs) -> _R:
+    """Call a function of the async classes on the loop."""
+    return function(*args, **options)
+
+
 class _WantedError(Exception):
     """`live_form` wants the request of this id, which its caller's thread is to make."""
 
@@ -381,6 +383,10 @@ def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
         yield from _iterate(sales[0]._tracker, payclient.as_decided([sale._source for sale in sales]))
 
 
+#: The next request of a batch, the error in its place, or None at its end.
+_Read = SaleRequest | ChargeRow | Exception | None
+
+
 class Charges(Iterator[ChargeResult]):
     """`payclient.batch.Charges` without `await`: the results of one batch, for `with` and `for`. Made by `charge_all`.
 
@@ -396,7 +402,7 @@ class Charges(Iterator[ChargeResult]):
     ) -> None:
         self._requests = iter(requests)
         self._wanted = asyncio.Event()
-        self._read: asyncio.Queue[SaleRequest | ChargeRow | Exception | None] = asyncio.Queue()
+        self._read: asyncio.Queue[_Read] = asyncio.Queue()
         source = requests if isinstance(requests, list | tuple) else self._rows()
         self._tracker = tracker
         self._charges = charge(tracker._run(tracker._aopen), source)
@@ -411,15 +417,12 @@ class Charges(Iterator[ChargeResult]):
         self._tracker._run(self._leave)
 
     def __next__(self) -> ChargeResult:
-        fed = False
-        while self._tracker._run(self._want_or_arrival, fed):
-            request: SaleRequest | ChargeRow | Exception | None
+        read: list[_Read] = []
+        while self._tracker._run(self._feed, *read):
             try:
-                request = next(self._requests, None)
+                read = [next(self._requests, None)]
             except Exception as error:
-                request = error
-            self._tracker._run(self._hand_over, request)
-            fed = True
+                read = [error]
         arrived, self._next = self._next, None
         assert arrived is not None  # noqa: S101 - it was awaited
         try:
@@ -431,11 +434,7 @@ class Charges(Iterator[ChargeResult]):
 
     def stop(self, why: str) -> None:
         """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""
-
-        async def stop() -> None:
-            self._charges.stop(why)
-
-        self._tracker._run(stop)
+        self._tracker._run(_do, self._charges.stop, why)
 
     @property
     def stopped(self) -> str | None:
@@ -447,24 +446,23 @@ class Charges(Iterator[ChargeResult]):
         """Sales of this batch that wait for a customer."""
         return self._charges.pending
 
-    async def _want_or_arrival(self, fed: bool) -> bool:
-        """Wait until the batch wants a request or has a result. True: it wants one. Once `fed` a result goes first."""
+    async def _feed(self, *read: _Read) -> bool:
+        """Hand over what was read, and wait until the batch has a result, or wants a request: True."""
+        for each in read:
+            self._wanted.clear()
+            self._read.put_nowait(each)
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._charges))
         wanted = asyncio.ensure_future(self._wanted.wait())
         either: list[asyncio.Future[Any]] = [self._next, wanted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
-        return self._wanted.is_set() and not (fed and self._next.done())
+        return self._wanted.is_set() and not (read and self._next.done())
 
     async def _leave(self) -> None:
         if self._next is not None:
             self._next.cancel()
         await self._charges.__aexit__(None, None, None)
-
-    async def _hand_over(self, request: SaleRequest | ChargeRow | Exception | None) -> None:
-        self._wanted.clear()
-        self._read.put_nowait(request)
 
     async def _rows(self) -> AsyncIterator[SaleRequest | ChargeRow]:
         while True:

@@ -23,7 +23,7 @@ import payclient.web.starlette
 from asgi import aiohttp_app, ask, asking_of, lifespan
 from fake_service import FakeService, error_of, sale, tracking
 from payclient.notifications import notification_url
-from payclient.web import receiver
+from payclient.web import routes as web_routes
 
 SECRET = "sixteen bytes and more"
 AIOHTTP, STARLETTE = payclient.web.aiohttp, payclient.web.starlette
@@ -153,7 +153,7 @@ async def test_a_small_compressed_notification_is_read_by_aiohttp(tracker: paycl
 
 async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not come ends with the time-out, not with the sender's patience."""
-    monkeypatch.setattr(receiver, "TIMEOUT", 0.01)
+    monkeypatch.setattr(web_routes, "TIMEOUT", 0.01)
     route = payclient.web.starlette.notification_route("/notify")
 
     async def never() -> None:
@@ -238,7 +238,7 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
     tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It counts inside the receiver's time; its failure is logged by place and id, without its text."""
-    monkeypatch.setattr(receiver, "TIMEOUT", 0.05)
+    monkeypatch.setattr(web_routes, "TIMEOUT", 0.05)
 
     async def slow(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
         await asyncio.Event().wait()

@@ -1,26 +1,42 @@
-"""The frame of each page: a shell for a phone's screen, under a Content-Security-Policy of hashes.
+"""The pages of a customer: one sends them to a payment form, one is where they wait for the outcome.
 
-Nothing is loaded from elsewhere, and nothing inline is allowed but the style below and each page's own script. A site
-whose own policy forbids those too (`default-src 'self'`) serves both as files: `assets`.
+The forms ask for the site that the customer comes from (§4). Measured in Chromium: an HTTP 200 page under
+`Referrer-Policy: origin` that moves on sends it; a typed address answered by a 303 with that header does not.
+
+No HTTP request waits while the customer does (§8: 5 minutes). The page queries the app's own JSON route every 2
+seconds, and reloads itself when the waiting or the time is over. Without JavaScript it reloads every 4 seconds, and in
+any case every 30.
+
+Nothing is loaded from elsewhere, and nothing inline is allowed but the style and each page's own script, by their
+hashes. A site whose own Content-Security-Policy forbids those too serves both as files: `assets`.
 """
+
+from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Set
 from html import escape
 from importlib.resources import files
 from string import Template
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import attrs
 
 from payclient.errors import ConfigurationError
-from payclient.tracking.health import Health
+from payclient.lifecycle import State
+from payclient.tracking.forms import FormLink
+from payclient.tracking.outcomes import PendingSale
+from payclient.validation import is_safe_link
 
-__all__ = ["Language", "Page"]
+if TYPE_CHECKING:
+    from payclient import sync
+
+__all__ = ["Language", "Page", "is_waiting", "redirect_page", "sale_status", "waiting_page"]
 
 #: The languages of the pages, and of the service's forms (§2.3).
 Language = Literal["es", "en"]
@@ -44,12 +60,6 @@ def make_answer(kind: str, body: str, status: int = 200, cache: str = "no-store"
 def make_json(body: object, status: int = 200) -> Page:
     """Make an answer in JSON."""
     return make_answer("application/json", json.dumps(body), status)
-
-
-def health_page(health: Health) -> Page:
-    """Make the answer of a health route: the fields of `Health`, `ok` and `problems`, with status 200 or 503."""
-    body = {"ok": health.ok, "problems": health.problems, **attrs.asdict(health)}
-    return make_json(body, 200 if health.ok else 503)
 
 
 def _read(name: str) -> str:
@@ -128,3 +138,122 @@ def check_address(address: str, name: str) -> str:
 def hash_of(text: str) -> str:
     """Return the hash of a style or a script, as a Content-Security-Policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+# --- The two pages
+
+_CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
+<path d="M24 14v10l7 5"/></svg>"""
+#: What stands in the circle that turns.
+_DRAWN = {
+    "redirect": '<rect x="14" y="20" width="20" height="14" rx="3"/><path d="M18 20v-4a6 6 0 0 1 12 0v4"/>',
+    "sale": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',
+    "form": '<rect x="12" y="16" width="24" height="16" rx="3"/><path d="M12 21h24M17 27h4"/>',
+}
+
+
+def _turning(what: str) -> str:
+    return f"""<svg viewBox="0 0 48 48" aria-hidden="true">{_DRAWN[what]}<circle class="ring" cx="24" cy="24" r="21"/>\
+<path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>"""
+
+
+def redirect_page(
+    link: FormLink,
+    language: Language = "es",
+    *,
+    again: str | None = None,
+    hosts: Set[str] | None = None,
+    now: float | None = None,
+    assets: str | None = None,
+) -> Page:
+    """Make an HTTP 200 page that moves on to a form with the origin as referrer (§4), by script or without one.
+
+    A link that is not live (§8) is not handed out: the page is then an HTTP 410 that offers to start again at `again`,
+    an address of the shop's. `hosts` are the profile's `link_hosts`. `now` is in UTC seconds since the epoch, this
+    machine's unless given. `assets` is as for `waiting_page`. Raises `ConfigurationError` for an unsafe link,
+    and for another language.
+    """
+    texts = texts_of(language)
+    if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
+        raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
+    if not link.is_live(time.time() if now is None else now):
+        gone = f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n'
+        if again is not None:
+            gone += f'<a class="go" href="{escape(check_address(again, "again"))}">{texts["again"]}</a>'
+        return make_page(language=language, title=texts["gone"], status=410, assets=assets, content=gone)
+    url = escape(link.url)
+    return make_page(
+        language=language,
+        title=texts["title"],
+        head=f'<noscript><meta http-equiv="refresh" content="2; url={url}"></noscript>\n',
+        content=f"""
+{_turning("redirect")}
+<h1 role="status">{texts["title"]}</h1>
+<a class="go" id="go" href="{url}" referrerpolicy="origin">{texts["go"]}</a>
+<p class="soft">{texts["hint"]}</p>""",
+        script="redirect.js",
+        assets=assets,
+    )
+
+
+def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
+    """Return whether the customer can still act: the sale is not decided, and its time not over (§8).
+
+    Afterwards `outcome.paid` is what to tell them; None is "we do not know yet", never "not paid".
+    """
+    return not sale.state.decided and sale.state not in (State.EXPIRED, State.REVERSING) and (
+        sale.state is State.SENDING or sale.remaining > 0
+    )  # fmt: skip
+
+
+def sale_status(sale: PendingSale | sync.PendingSale) -> dict[str, object]:
+    """Return what the app's JSON route answers to the page: `waiting`, `paid`, `state` and `remaining` seconds."""
+    return {
+        "waiting": is_waiting(sale),
+        "paid": sale.outcome.paid,
+        "state": str(sale.state),
+        "remaining": round(sale.remaining, 1),
+    }
+
+
+def waiting_page(
+    sale: PendingSale | sync.PendingSale,
+    status_url: str,
+    language: Language = "es",
+    *,
+    amount: str = "",
+    cancel_url: str | None = None,
+    assets: str | None = None,
+) -> Page:
+    """Make the page that says "approve it on your phone", with the time left, until the outcome.
+
+    Answer it while `is_waiting(sale)`, on the route that answers the outcome afterwards. `status_url` is the route
+    that answers `sale_status(sale)` as JSON, on the same origin (`order_routes` has it). For a payment form the page
+    says that the payment is being confirmed. `amount` is a text, shown as it is. `cancel_url` is a page of the shop's
+    for a wrong number or another way to pay. `assets` is `order_routes`' address of style and script, for sites whose
+    own Content-Security-Policy forbids what is inline. Raises `ConfigurationError`.
+    """
+    texts = texts_of(language)
+    seconds = f"{sale.remaining:.0f}"
+    minutes, rest = divmod(int(seconds), 60)
+    left = f'<p class="left">{texts["left"]} <b id="clock" role="timer">{minutes}:{rest:02}</b></p>'
+    cancel = "" if cancel_url is None else escape(check_address(cancel_url, "cancel_url"))
+    return make_page(
+        language=language,
+        title=texts[sale.kind],
+        head='<meta http-equiv="refresh" content="30">\n'
+        '<noscript><meta http-equiv="refresh" content="4"></noscript>\n',
+        content=f"""
+{_turning(sale.kind)}
+<div id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
+data-seconds="{seconds}"><h1>{texts[sale.kind]}</h1>
+<p id="offline" hidden>{texts["offline"]}</p></div>
+{f'<p class="amount">{escape(amount)}</p>' if amount else ""}
+<p>{texts[f"{sale.kind}_how"]}</p>
+{left if sale.kind == "sale" else ""}
+<p class="soft">{texts["stay"]}</p>
+{f'<p><a href="{cancel}">{texts[f"{sale.kind}_cancel"]}</a></p>' if cancel else ""}""",
+        script="waiting.js",
+        assets=assets,
+        sources="connect-src 'self'; ",
+    )

@@ -2,13 +2,16 @@
 
 A server that speaks lifespan is needed (uvicorn, hypercorn). A sync view calls `async_to_sync(tracker.sale)(...)`,
 which runs on the server's loop. Under WSGI and runserver use `payclient.sync`.
+
+The receiver of notifications takes no CSRF token; Django itself has read the whole body by then, into a file if it is
+large. The page of `redirect_response` has a `Referrer-Policy` of its own, whatever SECURE_REFERRER_POLICY says.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.core import checks
@@ -16,12 +19,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
 from payclient.errors import PayError, UsageError
-from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
-from payclient.web.customer import MaySee, order_status, redirect_page
-from payclient.web.pages import ASSETS, Language, Page, health_page
-from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
+from payclient.web.pages import Page
 from payclient.web.referrer import advice, effective_policy, sends_origin
+from payclient.web.routes import Routes
 
 _KEY = "payclient.tracker"
 
@@ -76,28 +77,21 @@ def tracker_of(request: HttpRequest) -> Tracker:
     return tracker
 
 
-def notification_route(
-    route: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
-) -> URLPattern:
-    """Make the receiver of notifications (§6) for `urlpatterns`: any method, always the same 200, no CSRF token.
+def page_response(page: Page) -> HttpResponse:
+    """Return a page as this framework's response."""
+    return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
 
-    With a `secret`, `route` is the path of the `base` that is given to `notification_url(base, ..., secret)`. (Django
-    itself has read the whole body by then, into a file if it is large.)
-    """
-    receiver = Receiver(secret, on_receipt)
 
-    async def receive(request: HttpRequest, key: str = "") -> HttpResponse:
-        await receiver.take(
-            tracker_of(request),
-            key=key,
-            query=request.META.get("QUERY_STRING", ""),
-            content_type=request.META.get("CONTENT_TYPE", ""),
-            body=_blocks(request),
-        )
-        return page_response(ANSWER)
+def _route(where: str, answer: Callable[[HttpRequest, str], Awaitable[Page]]) -> URLPattern:
+    async def handle(request: HttpRequest, **found: str) -> HttpResponse:
+        return page_response(await answer(request, found.get("id", "")))
 
-    receive.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
-    return path(route_of(route, secret, "<str:key>"), receive)
+    handle.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
+    return path(where.lstrip("/").replace("{}", "<path:id>"), handle)
+
+
+def _read(request: HttpRequest) -> tuple[str, str, AsyncIterator[bytes]]:
+    return request.META.get("QUERY_STRING", ""), request.META.get("CONTENT_TYPE", ""), _blocks(request)
 
 
 async def _blocks(request: HttpRequest) -> AsyncIterator[bytes]:
@@ -105,56 +99,11 @@ async def _blocks(request: HttpRequest) -> AsyncIterator[bytes]:
         yield block
 
 
-def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> list[URLPattern]:
-    """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
-
-    `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
-    `may_see`, anybody who knows an id sees its state.
-    """
-
-    async def status(request: HttpRequest, id: str) -> HttpResponse:  # noqa: A002 - the route's own name
-        return page_response(await order_status(tracker_of(request), request, id, may_see))
-
-    async def asset(_: HttpRequest, name: str) -> HttpResponse:
-        return page_response(ASSETS[name])
-
-    folder = f"{prefix.strip('/')}/"
-    assets = [path(f"{folder}assets/{name}", asset, {"name": name}) for name in ASSETS]
-    return [path(f"{folder}<path:id>/status", status), *assets]
-
-
-def health_route(route: str = "health") -> URLPattern:
-    """Make the route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
-
-    The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
-    """
-
-    async def health(request: HttpRequest) -> HttpResponse:
-        return page_response(health_page(await tracker_of(request).health()))
-
-    return path(route.lstrip("/"), health)
-
-
-def page_response(page: Page) -> HttpResponse:
-    """Return a page as this framework's response."""
-    return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
-
-
-def redirect_response(
-    request: HttpRequest,
-    link: FormLink,
-    language: Language = "es",
-    *,
-    again: str | None = None,
-    assets: str | None = None,
-) -> HttpResponse:
-    """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`.
-
-    Its own `Referrer-Policy` holds whatever SECURE_REFERRER_POLICY says.
-    """
-    tracker = tracker_of(request)
-    hosts, now = tracker.profile.link_hosts, tracker.clock.time()
-    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now, assets=assets))
+_routes: Routes[HttpRequest, HttpResponse, URLPattern] = Routes(tracker_of, page_response, _route, _read)
+notification_route: Final = _routes.notification_route
+order_routes: Final = _routes.order_routes
+health_route: Final = _routes.health_route
+redirect_response: Final = _routes.redirect_response
 
 
 @checks.register(checks.Tags.security)  # type: ignore[untyped-decorator]  # Django has no types

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -50,6 +51,9 @@ DECISION_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1
 #: Operations that the tracker makes by itself, in whatever context its timer was set.
 BACKGROUND = frozenset({"status", "confirm"})
 
+#: Open asks whose states are kept until their span; of more, the oldest may have been decided by another process.
+KEPT = 100_000
+
 
 def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     tracker: Tracker | sync.Tracker,
@@ -70,39 +74,50 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         ) from None
     if isinstance(tracker, sync.Tracker):
         tracker = tracker._run(tracker._aopen)
-    poller = tracker._poller
-    session, asks, clock = poller.session, poller.asks, poller.clock
+    session, asks, clock = tracker._poller.session, tracker._poller.asks, tracker._poller.clock
     tracer = trace.get_tracer("payclient", tracer_provider=tracer_provider)
     meter = metrics.get_meter("payclient", meter_provider=meter_provider)
-    exchanges = meter.create_histogram(
-        "payclient.exchange.duration",
-        "s",
-        "Exchanges with the service.",
-        explicit_bucket_boundaries_advisory=EXCHANGE_BOUNDS,
-    )
-    decisions = meter.create_histogram(
-        "payclient.decision.duration",
-        "s",
-        "From an ask's permit to its decision.",
-        explicit_bucket_boundaries_advisory=DECISION_BOUNDS,
+    exchanges, decisions = (
+        meter.create_histogram(
+            f"payclient.{name}.duration", "s", what, explicit_bucket_boundaries_advisory=bounds
+        )
+        for name, what, bounds in (
+            ("exchange", "Exchanges with the service.", EXCHANGE_BOUNDS),
+            ("decision", "From an ask's permit to its decision.", DECISION_BOUNDS),
+        )
     )
     address = urlsplit(session.base_url)
-    server: dict[str, str | int] = {
-        "server.address": address.hostname or "",
-        "server.port": address.port or (443 if address.scheme == "https" else 80),
-    }
-    is_on = True
-    states = StateChanges(lambda: {ask.record.client_transaction_id for ask in asks.all()})
+    port = address.port or (443 if address.scheme == "https" else 80)
+    #: By client transaction id, the states of an open ask, each with its time.
+    states: dict[str, list[tuple[State, float]]] = {}
 
     def record_exchange(exchange: Exchange) -> None:
-        labels = exchange_labels(exchange)
+        labels = _present(
+            {
+                "payclient.operation": exchange.operation,
+                "http.response.status_code": exchange.http_status,
+                "error.type": exchange.error,
+            }
+        )
         exchanges.record(exchange.seconds, labels)
         ended = time.time_ns()
+        ids = _present(
+            {
+                "server.address": address.hostname,
+                "server.port": port,
+                "http.request.method": exchange.method,
+                "url.full": f"{session.base_url}{exchange.path}",
+                "payclient.sent": exchange.sent,
+                "payclient.client_transaction_id": exchange.client_transaction_id,
+                "payclient.transaction_id": exchange.transaction_id,
+                "http.request.resend_count": exchange.resends or None,
+            }
+        )
         span = tracer.start_span(
             f"{exchange.method} {exchange.operation}",
             context.Context() if exchange.operation in BACKGROUND else None,
             trace.SpanKind.CLIENT,
-            {**server, **labels, **exchange_attributes(exchange, session.base_url)},
+            labels | ids,
             start_time=ended - int(exchange.seconds * 1e9),
         )
         if exchange.error is not None:
@@ -110,137 +125,90 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         span.end(ended)
 
     def record_change(before: Record, after: Record) -> None:
-        changes = states.add(after, clock.time())
+        states.setdefault(after.client_transaction_id, []).append((after.state, clock.time()))
         if not after.state.decided:
+            if len(states) > KEPT:
+                del states[next(iter(states))]
             return
         decided_at = clock.time() if after.decided_at is None else after.decided_at
         labels = {"payclient.kind": after.kind, "payclient.state": str(after.state)}
         if not before.state.decided and before.state is not State.REVERSING:
             decisions.record(max(decided_at - after.created_at, 0.0), labels)
+        ids = _present(
+            {
+                "payclient.client_transaction_id": after.client_transaction_id,
+                "payclient.attempt": after.attempt,
+                "payclient.evidence": str(after.evidence),
+                "payclient.transaction_id": after.transaction_id,
+            }
+        )
+        began = int(after.created_at * 1e9)
         span = tracer.start_span(
-            f"payclient {after.kind}",
-            context.Context(),
-            attributes={**labels, **record_attributes(after)},
-            start_time=int(after.created_at * 1e9),
+            f"payclient {after.kind}", context.Context(), attributes=labels | ids, start_time=began
         )
         if after.notified_at is not None:
             span.add_event("payclient.notified", timestamp=int(after.notified_at * 1e9))
-        for state, at in changes:
+        for state, at in states.pop(after.client_transaction_id):
             span.add_event("payclient.state_changed", {"payclient.state": str(state)}, int(at * 1e9))
         span.end(int(decided_at * 1e9))
 
     # From the exporter's own thread: a copy of the index is taken at once, and records do not change.
     def read_asks(_: CallbackOptions) -> Iterable[Observation]:
-        if is_on and not asks.closed:
-            for labels, number in open_counts(ask.record for ask in asks.all() if not ask.elsewhere):
-                yield metrics.Observation(number, labels)
+        # Zeros too: else no alert would see a count fall to zero.
+        counts = Counter(
+            {(kind, state): 0 for kind in ("sale", "form") for state in State if not state.decided}
+        )
+        counts.update((ask.record.kind, ask.record.state) for ask in asks.all() if not ask.elsewhere)
+        for (kind, state), number in counts.items():
+            yield metrics.Observation(number, {"payclient.kind": kind, "payclient.state": str(state)})
 
     def read_age(_: CallbackOptions) -> Iterable[Observation]:
-        if is_on and not asks.closed:
-            records = (ask.record for ask in asks.all() if not ask.elsewhere)
-            unknown = [each.created_at for each in records if each.state is State.UNKNOWN]
-            yield metrics.Observation(max(clock.time() - min(unknown), 0.0) if unknown else 0.0)
+        records = (ask.record for ask in asks.all() if not ask.elsewhere)
+        unknown = [each.created_at for each in records if each.state is State.UNKNOWN]
+        yield metrics.Observation(max(clock.time() - min(unknown), 0.0) if unknown else 0.0)
 
-    meter.create_observable_gauge("payclient.asks", [read_asks], "1", "Asks that this process follows.")
-    meter.create_observable_gauge(
-        "payclient.oldest_unknown.age", [read_age], "s", "Age of the oldest unknown ask; 0 if there is none."
-    )
-    earlier_on_exchange, earlier_on_change = session.on_exchange, asks.on_change
+    hooks = (_Hook(session, "on_exchange", record_exchange), _Hook(asks, "on_change", record_change))
 
-    def on_exchange(exchange: Exchange) -> None:
-        if is_on:
-            _call_guarded(record_exchange, exchange)
-        if earlier_on_exchange is not None:
-            earlier_on_exchange(exchange)
+    def while_on(read: Callable[..., Iterable[Observation]]) -> Callable[..., Iterable[Observation]]:
+        return lambda options: read(options) if hooks[0].is_on and not asks.closed else ()
 
-    def on_change(before: Record, after: Record) -> None:
-        if is_on:
-            _call_guarded(record_change, before, after)
-        if earlier_on_change is not None:
-            earlier_on_change(before, after)
-
-    session.on_exchange, asks.on_change = on_exchange, on_change
+    for name, read, unit, what in (
+        ("asks", read_asks, "1", "Asks that this process follows."),
+        ("oldest_unknown.age", read_age, "s", "Age of the oldest unknown ask; 0 if there is none."),
+    ):
+        meter.create_observable_gauge(f"payclient.{name}", [while_on(read)], unit, what)
 
     def stop() -> None:
-        nonlocal is_on
-        is_on = False
-        if session.on_exchange is on_exchange:
-            session.on_exchange = earlier_on_exchange
-        if asks.on_change is on_change:
-            asks.on_change = earlier_on_change
+        for hook in hooks:
+            hook.stop()
 
     return stop
 
 
-def _call_guarded(record: Callable[..., object], *args: object) -> None:
-    """Call `record`, and log what it raises: a fault of a span processor must not end the follow-up."""
-    try:
-        record(*args)
-    except (Exception, asyncio.CancelledError) as error:
-        log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
-
-
-class StateChanges:
-    """The states of open asks, each with its time in UTC seconds, until their spans are made."""
-
-    def __init__(self, followed: Callable[[], set[str]]) -> None:
-        self._followed = followed
-        self._by_id: dict[str, list[tuple[State, float]]] = {}
-        self._limit = 1024  # asks kept before those that are not followed here any more are removed
-
-    def add(self, record: Record, at: float) -> list[tuple[State, float]]:
-        """Add a record's state, and return all states of its ask; forget them where the ask is decided."""
-        changes = self._by_id.setdefault(record.client_transaction_id, [])
-        changes.append((record.state, at))
-        if record.state.decided:
-            del self._by_id[record.client_transaction_id]
-        elif len(self._by_id) > self._limit:  # other processes follow some of them by now
-            for identifier in self._by_id.keys() - self._followed():
-                del self._by_id[identifier]
-            self._limit = 1024 + 2 * len(self._by_id)
-        return changes
-
-
-def exchange_labels(exchange: Exchange) -> dict[str, str | int]:
-    """Return the attributes of an exchange's metrics: few values each."""
-    labels: dict[str, str | int] = {"payclient.operation": exchange.operation}
-    if exchange.http_status is not None:
-        labels["http.response.status_code"] = exchange.http_status
-    if exchange.error is not None:
-        labels["error.type"] = exchange.error
-    return labels
-
-
-def exchange_attributes(exchange: Exchange, base_url: str) -> dict[str, str | int | bool]:
-    """Return the attributes of an exchange's span beside its labels."""
-    attributes: dict[str, Any] = {
-        "http.request.method": exchange.method,
-        "url.full": f"{base_url}{exchange.path}",
-        "payclient.sent": exchange.sent,
-        "payclient.client_transaction_id": exchange.client_transaction_id,
-        "payclient.transaction_id": exchange.transaction_id,
-        "http.request.resend_count": exchange.resends or None,
-    }
+def _present(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def record_attributes(record: Record) -> dict[str, str | int]:
-    """Return the ids of an ask, and what its state rests on."""
-    attributes: dict[str, str | int] = {
-        "payclient.client_transaction_id": record.client_transaction_id,
-        "payclient.attempt": record.attempt,
-        "payclient.evidence": str(record.evidence),
-    }
-    if record.transaction_id is not None:
-        attributes["payclient.transaction_id"] = record.transaction_id
-    return attributes
+class _Hook:
+    """A function that is called before the one that an attribute of `owner` has, from now on until it is stopped."""
 
+    def __init__(self, owner: Any, name: str, record: Callable[..., object]) -> None:
+        self.is_on = True
+        self._owner, self._name, self._record = owner, name, record
+        self._earlier: Callable[..., object] | None = getattr(owner, name)
+        setattr(owner, name, self)
 
-def open_counts(records: Iterable[Record]) -> Iterator[tuple[dict[str, str], int]]:
-    """Count asks by kind and open state. Zeros are yielded too: else no alert would see a count fall to zero."""
-    counts = {(kind, state): 0 for kind in ("sale", "form") for state in State if not state.decided}
-    for record in records:
-        key = record.kind, record.state
-        counts[key] = counts.get(key, 0) + 1
-    for (kind, state), number in counts.items():
-        yield {"payclient.kind": kind, "payclient.state": str(state)}, number
+    def __call__(self, *args: object) -> None:
+        if self.is_on:
+            try:
+                self._record(*args)
+            # A span processor's fault must not end the follow-up.
+            except (Exception, asyncio.CancelledError) as error:
+                log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
+        if self._earlier is not None:
+            self._earlier(*args)
+
+    def stop(self) -> None:
+        self.is_on = False
+        if getattr(self._owner, self._name) is self:
+            setattr(self._owner, self._name, self._earlier)

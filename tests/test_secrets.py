@@ -136,26 +136,15 @@ def found_in(*texts: object) -> list[str]:
     return [canary for canary in CANARIES if canary in whole]
 
 
-def traced(error: BaseException, *, local: bool) -> str:
-    return "".join(traceback.TracebackException.from_exception(error, capture_locals=local).format())
-
-
 def shown_by(error: BaseException, *, local: bool = True) -> list[str]:
     """Every text that a log, a debugger or an error tracker would make of an exception and of its chain."""
-    texts = [traced(error, local=local)]
-    todo, seen = [error], list[BaseException]()
-    while todo:
-        each = todo.pop()
-        if any(each is one for one in seen):
-            continue
-        seen.append(each)
+    texts, chain = list[str](), [error]
+    for each in chain:  # which grows, by what is suppressed in what is printed too
+        texts += traceback.TracebackException.from_exception(each, capture_locals=local).format()
         texts += [str(each), *map(repr, (each, each.args, vars(each), getattr(each, "__notes__", ())))]
-        if isinstance(each, (payclient.InvalidRequestError, payclient.RefusedError)):
-            texts += each.user_messages
-        todo += [one for one in (each.__cause__, each.__context__) if one is not None]
-        todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        # Suppressed in what is printed, and there all the same.
-        texts += [traced(each, local=local)]
+        texts += getattr(each, "user_messages", ())
+        linked = (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+        chain += [one for one in linked if one is not None and all(one is not other for other in chain)]
     return texts
 
 
@@ -190,22 +179,16 @@ LOGGERS = (
 
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[Listener]:
+def heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     """All logs of a test at DEBUG, looked through at its end."""
-    listener = Listener()
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger, logger.level, logger.disabled) for logger in loggers]
+    listener, loggers = Listener(), [logging.getLogger(name) for name in LOGGERS]
     for logger in loggers:
+        caplog.set_level(logging.DEBUG, logger.name)
+        monkeypatch.setattr(logger, "disabled", False)
         logger.addHandler(listener)
-        logger.setLevel(logging.DEBUG)
-        logger.disabled = False
-    try:
-        yield listener
-    finally:
-        for logger, level, disabled in before:
-            logger.removeHandler(listener)
-            logger.setLevel(level)
-            logger.disabled = disabled
+    yield listener
+    for logger in loggers:
+        logger.removeHandler(listener)
     assert found_in(*listener.lines) == [], [line for line in listener.lines if found_in(line)]
 
 
@@ -230,41 +213,33 @@ async def outcome_of(call: Awaitable[object]) -> object:
 
 # --- The operations
 
+Operation = Callable[[PaySession], Awaitable[object]]
+
 
 @asynccontextmanager
 async def tracking(
-    session: PaySession,
-    ledger: Ledger | None = None,
-    clock: ManualClock | None = None,
-    keep_links: bool = True,
+    session: PaySession, ledger: Ledger | None = None, clock: ManualClock | None = None, **options: Any
 ) -> AsyncIterator[Tracker]:
-    book = MemoryLedger() if ledger is None else ledger
-    clock = ManualClock() if clock is None else clock
-    async with Tracker(session, book, clock=clock, keep_links=keep_links) as tracker:
+    async with Tracker(session, ledger or MemoryLedger(), clock=clock or ManualClock(), **options) as tracker:
         yield tracker
-
-
-async def tracker_sale(session: PaySession) -> object:
-    async with tracking(session) as tracker:
-        pending = await tracker.sale(SALE)
-        check_hidden(pending.outcome)
-        return pending
-
-
-async def tracker_prepare(session: PaySession) -> object:
-    async with tracking(session) as tracker:
-        return await tracker.prepare(PREPARE)
 
 
 def form_of(client_transaction_id: str) -> PrepareRequest:
     return attrs.evolve(PREPARE, client_transaction_id=client_transaction_id)
 
 
-async def live_form(session: PaySession) -> object:
-    async with tracking(session) as tracker:
-        form = await tracker.live_form("cart-1", form_of)
-        check_hidden([form.links, form.card, form.wallet, form.result, form.result.links])
-        return form
+def tracked(call: Callable[[Tracker], Awaitable[object]]) -> Operation:
+    """What a tracker of its own does, with the parts of what it hands out."""
+
+    async def operation(session: PaySession) -> object:
+        async with tracking(session) as tracker:
+            found = await call(tracker)
+            check_hidden(
+                [getattr(found, name, None) for name in ("outcome", "links", "card", "wallet", "result")]
+            )
+            return found
+
+    return operation
 
 
 async def batch(session: PaySession) -> object:
@@ -292,16 +267,14 @@ async def returned(session: PaySession) -> object:
     return outcome, [attrs.asdict(change) for change in await ledger.history("form-1")]
 
 
-Operation = Callable[[PaySession], Awaitable[object]]
-
 OPERATIONS: dict[str, Operation] = {
     "sale": lambda session: session.sale(SALE),
     "prepare": lambda session: session.prepare(PREPARE),
     "status": lambda session: cast("Awaitable[object]", session.status(transaction_id=12)),
     "confirm": lambda session: session.confirm(12, "order-1"),
-    "tracker.sale": tracker_sale,
-    "tracker.prepare": tracker_prepare,
-    "tracker.live_form": live_form,
+    "tracker.sale": tracked(lambda tracker: tracker.sale(SALE)),
+    "tracker.prepare": tracked(lambda tracker: tracker.prepare(PREPARE)),
+    "tracker.live_form": tracked(lambda tracker: tracker.live_form("cart-1", form_of)),
     "charge_all": batch,
 }
 #: What withdraws and gives back, and a form that comes back: no answer below is a success of theirs.
@@ -999,16 +972,9 @@ def command(folder: Path, rows: list[dict[str, Any]], url: str) -> list[str]:
     ]  # fmt: skip
 
 
-async def charge(folder: Path, rows: list[dict[str, Any]], url: str) -> tuple[int | None, bytes]:
-    """The exit code of the command, and all that it said, with the files that it left."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-X", "dev", "-c", PROGRAM, *command(folder, rows, url), cwd=ROOT,
-        env=os.environ | {"PAYCLIENT_TOKEN": TOKEN}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    left = [path.read_bytes() for path in folder.iterdir() if path.suffix != ".jsonl"]
-    return process.returncode, b"\n".join([out, err, *left])
+def left_in(folder: Path) -> list[bytes]:
+    """The files that the command wrote."""
+    return [path.read_bytes() for path in folder.iterdir() if path.suffix != ".jsonl"]
 
 
 def row(name: str, number: int) -> dict[str, Any]:
@@ -1019,21 +985,25 @@ def row(name: str, number: int) -> dict[str, Any]:
     return body
 
 
-async def test_charge(tmp_path: Path) -> None:
+def test_charge(tmp_path: Path) -> None:
     """All outcomes of a file of charges: output, log, report and ledger show none of what the file holds."""
-    async with Simulator(settings=SERVICE, answers=Answers.parse("approve=1", delay=(0.1, 0.1))) as service:
+    answers = Answers.parse("approve=1", delay=(0.1, 0.1))
+    with SimulatorThread(Simulator(settings=SERVICE, answers=answers)) as service:
         for fault, _ in ROWS.values():
             if fault is not None:
                 service.fail_next(fault)
         rows = [row(name, number) for number, name in enumerate(ROWS)]
-        code, said = await charge(tmp_path, rows, service.url)
-    assert code == 3, said
-    with (tmp_path / "report.csv").open(newline="") as file:
-        states = {line["client_transaction_id"]: line["state"] for line in csv.DictReader(file)}
-    assert states == {name: state for name, (_, state) in ROWS.items()}
-    assert set(service.created_per_client_id) == {name for name in ROWS if states[name] == "accepted"}
-    assert b"DEBUG" in said
-    assert found_in(said) == []
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-c", PROGRAM, *command(tmp_path, rows, service.url)], cwd=ROOT,
+            env=os.environ | {"PAYCLIENT_TOKEN": TOKEN}, capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 3, done.stderr
+        with (tmp_path / "report.csv").open(newline="") as file:
+            states = {line["client_transaction_id"]: line["state"] for line in csv.DictReader(file)}
+        assert states == {name: state for name, (_, state) in ROWS.items()}
+        assert set(service.created_per_client_id) == {name for name in ROWS if states[name] == "accepted"}
+    assert b"DEBUG" in done.stderr
+    assert found_in(done.stdout, done.stderr, *left_in(tmp_path)) == []
 
 
 def test_charge_of_what_cannot_be(
@@ -1059,5 +1029,4 @@ def test_charge_of_what_cannot_be(
             code = main(command(tmp_path, charges, service.url))
             said = "".join(capfd.readouterr())
             assert (code, [one for one in wanted if not re.search(one, said)]) == (expected, []), said
-            left = [path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"]
-            assert found_in(said, *left) == []
+            assert found_in(said, *left_in(tmp_path)) == []

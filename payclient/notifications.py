@@ -160,11 +160,9 @@ def _client_id(text: str) -> str:
 
 def _read_query(query: str | Mapping[str, str], body_size: int = 0) -> Iterable[tuple[str, str]]:
     """Return names and values of a query. Raise `InvalidNotificationError` where it and the body exceed 8 KiB."""
-    if not isinstance(query, (str, Mapping)):
-        raise InvalidNotificationError("the parameters must be a query")
-    texts = [query] if isinstance(query, str) else [text for pair in query.items() for text in pair]
+    texts = [text for pair in query.items() for text in pair] if isinstance(query, Mapping) else [query]
     if not all(isinstance(text, str) for text in texts):
-        raise InvalidNotificationError("the parameters must be texts")
+        raise InvalidNotificationError("the parameters must be a query, or texts")
     if sum(map(len, texts)) + body_size > MAX_SIZE:
         raise InvalidNotificationError("the notification is too large")
     return _pairs(query.removeprefix("?")) if isinstance(query, str) else query.items()

@@ -72,7 +72,11 @@ def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[
     # The header is read first, then each <meta>: the last of them holds.
     said = [("the header Referrer-Policy", word) for word in sent[-1:]]
     said += [("<meta name=referrer>", word) for word in seen.metas]
-    found = [] if urlsplit(url).scheme == "https" else [_plain_http(url)]
+    found = list[Finding]()
+    if (parts := urlsplit(url)).scheme != "https":
+        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        hint = " (this machine's: for development only)" if local else ". Serve it by https."
+        found.append(Finding(local, f"the page is plain http: the registered domain is an https one{hint}"))
     if not said:
         found.append(Finding(True, f"no referrer policy is set: browsers then take {BROWSER_DEFAULT}"))
     for where, word in said:
@@ -82,23 +86,16 @@ def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[
             found.append(Finding(True, f"{where} is {word}, which a later word mends"))
         else:
             found.append(Finding(False, f"{where} is {word}: {_DENIED} {advice(where)}"))
-    if said and not sends_origin(said[-1][1]) and not seen.metas:
+    if not seen.metas and not sends_origin(effective_policy(sent)):
         found.append(Finding(False, f"who may have set it: {_CULPRITS}"))
-    found += [Finding(False, f"{where} has {what}: {_DENIED} Take it out.") for where, what in seen.hiding]
-    return found
+    return found + [
+        Finding(False, f"{where} has {what}: {_DENIED} Take it out.") for where, what in seen.hiding
+    ]
 
 
 def _known(values: Iterable[str]) -> list[str]:
     words = (word.strip().lower() for value in values for word in value.split(","))
     return [word for word in words if word in _POLICIES]
-
-
-def _plain_http(url: str) -> Finding:
-    local = (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
-    text = "the page is plain http: the registered domain is an https one"
-    return Finding(
-        local, text + (" (this machine's: for development only)" if local else ". Serve it by https.")
-    )
 
 
 class _Seen(HTMLParser):

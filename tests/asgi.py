@@ -13,14 +13,45 @@ from urllib.parse import unquote
 import aiohttp
 import attrs
 from aiohttp import web
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
 from starlette.applications import Starlette
 
 import payclient
 import payclient.web.aiohttp
+import payclient.web.django
 import payclient.web.starlette
 from ports import served
 
-__all__ = ["Answered", "aiohttp_app", "ask", "asking_of", "lifespan"]
+__all__ = ["FRAMEWORKS", "Answered", "aiohttp_app", "ask", "asking_of", "lifespan"]
+
+FRAMEWORKS = [payclient.web.aiohttp, payclient.web.starlette, payclient.web.django]
+
+
+class SyncMiddleware:
+    """As many still are: Django then runs all that is below it in a thread."""
+
+    sync_capable, async_capable = True, False
+
+    def __init__(self, get_response: object) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self._get_response(request)  # type: ignore[operator]  # Django has no types
+
+
+if not settings.configured:
+    settings.configure(
+        SECRET_KEY="test",
+        ALLOWED_HOSTS=["*"],
+        MIDDLEWARE=[
+            "django.middleware.security.SecurityMiddleware",
+            "django.middleware.csrf.CsrfViewMiddleware",
+            f"{__name__}.SyncMiddleware",
+        ],
+    )
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -55,7 +86,7 @@ async def ask(
         "headers": [(b"host", b"shop.example"), (b"content-type", content_type.encode())],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": state or {},
     }  # fmt: skip
-    answered, blocks = Answered(), itertools.chain(body, [b""])
+    answered, blocks = Answered(), itertools.chain(filter(None, body), [b""])
 
     async def receive() -> Message:
         if block is not None:
@@ -69,7 +100,7 @@ async def ask(
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             answered.status = message["status"]
-            answered.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            answered.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
         else:
             answered.body += message.get("body", b"")
 
@@ -93,10 +124,18 @@ async def aiohttp_app(tracker: payclient.Tracker, routes: Any, *middlewares: Any
 
 @asynccontextmanager
 async def asking_of(framework: ModuleType, tracker: payclient.Tracker, routes: Any) -> AsyncIterator[Asking]:
-    """A function that asks an app with these routes, of `payclient.web.starlette` or over HTTP of `.aiohttp`."""
+    """A function that asks an app with these routes, of one of `FRAMEWORKS`; that of `.aiohttp` over HTTP."""
     if framework is payclient.web.starlette:
         app, state = Starlette(routes=routes), dict[str, object](tracker=tracker)
         yield lambda method, target, body=(), kind="": ask(app, method, target, body, kind, state)
+        return
+    if framework is payclient.web.django:
+        urls = ModuleType("urls")
+        vars(urls)["urlpatterns"] = routes
+        site = payclient.web.django.TrackerApplication(get_asgi_application(), lambda: nullcontext(tracker))
+        with override_settings(ROOT_URLCONF=urls):
+            async with lifespan(site):
+                yield lambda method, target, body=(), kind="": ask(site, method, target, body, kind)
         return
     async with aiohttp_app(tracker, routes) as url, aiohttp.ClientSession() as session:
 

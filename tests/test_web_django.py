@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import attrs
 import pytest
 from asgiref.sync import async_to_sync
-from django.conf import settings
 from django.core import checks
 from django.core.asgi import get_asgi_application
 from django.http import HttpRequest, HttpResponse
@@ -18,44 +16,12 @@ from django.test import RequestFactory, override_settings
 from django.urls import path
 
 import payclient
-from asgi import ask, lifespan
-from fake_service import PROFILE, FakeService, sale, tracking
-from payclient.tracking.forms import FormLink
-from payclient.web.django import (
-    TrackerApplication,
-    notification_route,
-    order_routes,
-    redirect_response,
-    tracker_of,
-)
-
-
-class SyncMiddleware:
-    """As many still are: Django then runs all that is below it in a thread."""
-
-    sync_capable, async_capable = True, False
-
-    def __init__(self, get_response: object) -> None:
-        self._get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        return self._get_response(request)  # type: ignore[operator]  # Django has no types
-
-
-if not settings.configured:
-    settings.configure(
-        SECRET_KEY="test",
-        ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF=__name__,
-        MIDDLEWARE=[
-            "django.middleware.security.SecurityMiddleware",
-            "django.middleware.csrf.CsrfViewMiddleware",
-            f"{__name__}.SyncMiddleware",
-        ],
-    )
+import payclient.web.django
+from asgi import asking_of, lifespan
+from fake_service import FakeService, sale, tracking
+from payclient.web.django import TrackerApplication, notification_route, tracker_of
 
 loops: list[object] = []
-heard: list[object] = []
 
 
 def sync_view(request: HttpRequest) -> HttpResponse:
@@ -68,71 +34,20 @@ def sync_view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(async_to_sync(charge)().transaction_id))
 
 
-async def form(request: HttpRequest) -> HttpResponse:
-    """Sends the customer to a form that was prepared long ago, or just now."""
-    age = float(request.GET["age"])
-    link = FormLink(f"https://{request.GET['host']}/form", tracker_of(request).clock.time() - age)
-    try:
-        return redirect_response(request, link, "en", again="/cart")
-    except payclient.ConfigurationError:
-        return HttpResponse("refused", status=500)
-
-
-urlpatterns = [
-    path("charge", sync_view),
-    path("form", form),
-    *order_routes(),
-    notification_route("notify", on_receipt=lambda notification, receipt: heard.append(receipt)),
-]
-
-
-@asynccontextmanager
-async def opening() -> AsyncIterator[payclient.Tracker]:
-    profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
-    async with tracking(FakeService(), profile=profile) as tracker:
-        yield tracker
-
-
-@asynccontextmanager
-async def selling() -> AsyncIterator[payclient.Tracker]:
-    async with opening() as tracker:
-        await tracker.sale(sale("2026/17"))
-        yield tracker
-
-
 async def test_a_sync_view_charges_on_the_servers_own_loop() -> None:
-    """Also below a sync middleware: the tracker is never used from another loop."""
-    app = TrackerApplication(get_asgi_application(), opening)
-    async with lifespan(app) as sent:
-        assert [message["type"] for message in sent] == ["lifespan.startup.complete"]
-        answered = await ask(app, "GET", "/charge")
+    """Also below a sync middleware: the tracker is never used from another loop, and goes with the server's life."""
+    heard: list[object] = []
+    routes = [
+        path("charge", sync_view),
+        notification_route("notify", on_receipt=lambda notification, receipt: heard.append(receipt)),
+    ]
+    async with tracking(FakeService()) as tracker, asking_of(payclient.web.django, tracker, routes) as asking:
+        answered = await asking("GET", "/charge")
         assert (answered.status, answered.body) == (200, b"1000")
-        answered = await ask(app, "POST", "/notify", [b"id=1000&clientTransactionID=from-a-thread"])
+        answered = await asking("POST", "/notify", [b"id=1000&clientTransactionID=from-a-thread"])
         assert (answered.status, answered.body) == (200, b"OK")
     assert loops == [asyncio.get_running_loop()]
     assert heard == [payclient.Receipt.MATCHED]
-    assert [message["type"] for message in sent][1:] == ["lifespan.shutdown.complete"]
-
-
-async def test_the_redirect_keeps_its_own_policy() -> None:
-    """Whatever SecurityMiddleware would add; a form of ten minutes ago is gone by the tracker's clock."""
-    app = TrackerApplication(get_asgi_application(), opening)
-    async with lifespan(app):
-        answered = await ask(app, "GET", "/form?host=pay.example&age=1")
-        assert (answered.status, answered.headers["Referrer-Policy"]) == (200, "origin")
-        answered = await ask(app, "GET", "/form?host=pay.example&age=600")
-        assert (answered.status, b'href="/cart"' in answered.body) == (410, True)
-        assert (await ask(app, "GET", "/form?host=evil.example&age=1")).status == 500
-    # The tracker went with the server's life.
-    assert (await ask(app, "GET", "/form?host=pay.example&age=1")).status == 500
-
-
-async def test_an_id_may_have_a_slash_in_it() -> None:
-    """It reaches Django as a part of the path."""
-    app = TrackerApplication(get_asgi_application(), selling)
-    async with lifespan(app):
-        assert (await ask(app, "GET", "/orders/2026%2F17/status")).status == 200
-        assert (await ask(app, "GET", "/orders/2026%2F18/status")).status == 404
 
 
 async def test_a_tracker_that_does_not_open_stops_the_server() -> None:

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-import payclient
-import payclient.web.aiohttp
-import payclient.web.starlette
-from asgi import asking_of
+from asgi import FRAMEWORKS, asking_of
 from fake_service import FakeService, sale, tracking
 
 
@@ -21,7 +18,7 @@ async def may_see(request: object, client_transaction_id: str) -> bool:
     return client_transaction_id == "order-17"
 
 
-@pytest.mark.parametrize("framework", [payclient.web.aiohttp, payclient.web.starlette])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_the_state_and_the_files(framework: Any) -> None:
     """What may not be seen is what does not exist; other files are not served."""
     routes = framework.order_routes("/shop/orders/", may_see=may_see)
@@ -42,7 +39,7 @@ async def test_the_state_and_the_files(framework: Any) -> None:
     assert none.status == 404
 
 
-@pytest.mark.parametrize("framework", [payclient.web.aiohttp, payclient.web.starlette])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_an_id_may_have_a_slash_in_it(framework: Any) -> None:
     """A customer was shown "no connection" for as long as the push lasted."""
     async with tracking(FakeService()) as tracker:

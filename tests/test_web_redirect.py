@@ -9,14 +9,13 @@ from typing import Any
 import attrs
 import pytest
 from aiohttp import web
+from django.urls import path
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
 import payclient
-import payclient.web.aiohttp
-import payclient.web.starlette
-from asgi import asking_of
+from asgi import FRAMEWORKS, asking_of
 from fake_service import PROFILE, FakeService, tracking
 from pages import Read, digest_of
 from payclient.tracking.forms import FormLink
@@ -149,22 +148,26 @@ def test_whatever_the_link_it_stays_inside_its_attributes(rest: str) -> None:
 # --- In each framework
 
 
-@pytest.mark.parametrize("framework", [payclient.web.aiohttp, payclient.web.starlette])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 async def test_a_response_goes_by_the_trackers_clock_and_hosts(framework: Any) -> None:
     """200 with the referrer while the link lives, 410 with the way back afterwards, and no foreign host ever."""
 
-    async def view(request: Any) -> Any:
-        age = float(request.path_params["age"] if routing is Route else request.match_info["age"])
-        prepared_at = tracker.clock.time() - age
+    async def view(request: Any, age: str = "") -> Any:
+        age = age or dict(getattr(request, "path_params", None) or request.match_info)["age"]
+        prepared_at = tracker.clock.time() - float(age)
         with pytest.raises(payclient.ConfigurationError):
             framework.redirect_response(request, link("https://evil.example/form", prepared_at))
         return framework.redirect_response(request, link(URL, prepared_at), "en", again="/cart")
 
-    routing: Any = Route if framework is payclient.web.starlette else web.get
+    routing: dict[object, Any] = {
+        payclient.web.aiohttp: web.get("/form/{age}", view),
+        payclient.web.starlette: Route("/form/{age}", view),
+        payclient.web.django: path("form/<age>", view),
+    }
     profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
     async with (
         tracking(FakeService(), profile=profile) as tracker,
-        asking_of(framework, tracker, [routing("/form/{age}", view)]) as asking,
+        asking_of(framework, tracker, [routing[framework]]) as asking,
     ):
         alive, dead = await asking("GET", "/form/599"), await asking("GET", "/form/600")
     assert (alive.status, alive.headers["referrer-policy"]) == (200, "origin")

@@ -62,8 +62,6 @@ class TrackerApplication:
             await send({"type": f"{answer}.failed", "message": f"{type(error).__name__}{why}"})
         else:
             await send({"type": "lifespan.shutdown.complete"})
-        finally:
-            self._tracker = None
 
 
 def tracker_of(request: HttpRequest) -> Tracker:

@@ -449,9 +449,8 @@ def find_profile(profile: ServiceProfile | str | os.PathLike[str] | None) -> Ser
         raise ConfigurationError(
             f"profile must be a ServiceProfile, a preset's name or a file's path; {type(profile).__name__} was given"
         )
-    preset = PRESETS.get(profile) if isinstance(profile, str) else None
-    if preset is not None:
-        return preset
+    if isinstance(profile, str) and profile in PRESETS:
+        return PRESETS[profile]
     try:
         return ServiceProfile.load(os.fspath(profile))
     except ConfigurationError as error:

@@ -10,7 +10,7 @@ so now. `benchmarks/schedule_table.py` computes that spread for the customers pr
 import math
 import zlib
 from bisect import bisect_right
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
@@ -62,9 +62,9 @@ class Schedule(Protocol):
         """
 
 
-def _check_positive(value: float | None, name: str) -> None:
+def _positive(_: object, attribute: "attrs.Attribute[Any]", value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
-        raise ConfigurationError(f"schedule: {name} must be a positive number")
+        raise ConfigurationError(f"schedule: {attribute.name} must be a positive number")
 
 
 @attrs.frozen
@@ -74,10 +74,7 @@ class Fixed:
     - `seconds`: Between two queries, above 0.
     """
 
-    seconds: float = 2.0
-
-    def __attrs_post_init__(self) -> None:
-        _check_positive(self.seconds, "seconds")
+    seconds: float = attrs.field(default=2.0, validator=_positive)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """Return the interval, at every age."""
@@ -97,10 +94,10 @@ class Steps:
 
     def __init__(self, *steps: tuple[float, float]) -> None:
         until = [age for age, _ in steps]
-        if not steps or until != sorted(until):
-            raise ConfigurationError("schedule: steps must be pairs of an age and a gap, by rising ages")
-        for _, seconds in steps:
-            _check_positive(seconds, "a gap")
+        if not steps or until != sorted(until) or not all(0 < gap < math.inf for _, gap in steps):
+            raise ConfigurationError(
+                "schedule: steps must be pairs of an age and a positive gap, by rising ages"
+            )
         self.__attrs_init__(steps)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
@@ -117,17 +114,15 @@ class Attentive:
     - `window`: The profile's `sale_window`: answers are presumed to scale with it.
     """
 
-    target_delay: float | None = None
-    max_queries: float | None = None
-    window: float = NORMAL_WINDOW
+    target_delay: float | None = attrs.field(default=None, validator=_positive)
+    max_queries: float | None = attrs.field(default=None, validator=_positive)
+    window: float = attrs.field(default=NORMAL_WINDOW, validator=_positive)
     #: From one query to the next, the part of the routine queries of a whole window.
     _price: float = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.target_delay is not None and self.max_queries is not None:
             raise ConfigurationError("schedule: target_delay must not be given beside max_queries")
-        for name in ("target_delay", "max_queries", "window"):
-            _check_positive(getattr(self, name), name)
         price = PRICE
         if self.max_queries is not None:
             price = 1 / self.max_queries

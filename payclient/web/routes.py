@@ -20,7 +20,7 @@ from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import ASSETS, Language, Page, make_answer, make_json, redirect_page, sale_status
 
-__all__ = ["MaySee", "OnReceipt", "Receiver", "Routes"]
+__all__ = ["MaySee", "OnReceipt", "Routes"]
 
 log: Log = Log("payclient.web")
 
@@ -59,10 +59,10 @@ class Routes(Generic[_Request, _Response, _Route]):
 
         With a `secret`, `path` is the path of the `base` that is given to `notification_url(base, ..., secret)`.
         """
-        receiver = Receiver(secret, on_receipt)
+        own = None if secret is None else check_secret(secret)
 
         async def receive(request: _Request, key: str) -> Page:
-            await receiver.take(self.tracker_of(request), key, *self.read(request))
+            await _take(self.tracker_of(request), own, on_receipt, key, *self.read(request))
             return ANSWER
 
         return self.make(path if secret is None else f"{path.rstrip('/')}/{{}}", receive)
@@ -117,37 +117,35 @@ class Routes(Generic[_Request, _Response, _Route]):
         return self.page_response(page)
 
 
-class Receiver:
-    """One receiver. With a `secret` only addresses made by `notification_url` with it are listened to."""
-
-    def __init__(self, secret: str | bytes | None, on_receipt: OnReceipt | None) -> None:
-        self._secret = None if secret is None else check_secret(secret)
-        self._on_receipt = on_receipt
-
-    async def take(
-        self, tracker: Tracker, key: str, query: str, content_type: str, body: AsyncIterable[bytes]
-    ) -> None:
-        """Take what came as a hint, or ignore it, within `TIMEOUT`. Raises nothing but what cancels it."""
-        identifier, receipt = "", None
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                content = await _read(body)
-                notification = parse_notification(query=query, body=content, content_type=content_type)
-                identifier = notification.client_transaction_id
-                if self._secret is not None and not is_notification_key(key, identifier, self._secret):
-                    return
-                receipt = await tracker.notify(notification)
-                if self._on_receipt is not None:
-                    await _call(self._on_receipt, notification, receipt)
-        except InvalidNotificationError:
-            return
-        except Exception as error:  # the sale is queried all the same: a notification is a hint
-            if receipt is None:
-                what = "a notification was not taken: %s"
-                log("warning", "notification_not_taken", identifier, what, type(error).__name__)
-            else:
-                what = "on_receipt took longer than %g s"
-                log("error", "on_receipt_timed_out", identifier, what, TIMEOUT)
+async def _take(
+    tracker: Tracker,
+    secret: bytes | None,
+    on_receipt: OnReceipt | None,
+    key: str,
+    query: str,
+    content_type: str,
+    body: AsyncIterable[bytes],
+) -> None:
+    """Take what came as a hint, or ignore it, within `TIMEOUT`. Raises nothing but what cancels it."""
+    identifier, receipt = "", None
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            content = await _read(body)
+            notification = parse_notification(query=query, body=content, content_type=content_type)
+            identifier = notification.client_transaction_id
+            if secret is not None and not is_notification_key(key, identifier, secret):
+                return
+            receipt = await tracker.notify(notification)
+            if on_receipt is not None:
+                await _call(on_receipt, notification, receipt)
+    except InvalidNotificationError:
+        return
+    except Exception as error:  # the sale is queried all the same: a notification is a hint
+        if receipt is None:
+            what = "a notification was not taken: %s"
+            log("warning", "notification_not_taken", identifier, what, type(error).__name__)
+        else:
+            log("error", "on_receipt_timed_out", identifier, "on_receipt took longer than %g s", TIMEOUT)
 
 
 async def _call(on_receipt: OnReceipt, notification: Notification, receipt: Receipt) -> None:

@@ -43,12 +43,9 @@ class TrackerApplication:
         self._tracker: Tracker | None = None
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
+        if scope["type"] != "lifespan":
             await self._application({**scope, _KEY: self._tracker}, receive, send)
-
-    async def _live(self, receive: _Receive, send: _Send) -> None:
+            return
         await receive()
         answer = "lifespan.startup"
         try:

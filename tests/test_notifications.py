@@ -70,16 +70,6 @@ def test_anything_else_is_no_notification(delivery: dict[str, object]) -> None:
     assert "order-17" not in str(raised.value)
 
 
-@given(query=st.text(max_size=200), body=st.binary(max_size=200), content_type=st.text(max_size=30))
-def test_whatever_comes_gives_a_notification_or_our_error(query: str, body: bytes, content_type: str) -> None:
-    """No input raises anything but `InvalidNotificationError`."""
-    try:
-        found = payclient.parse_notification(query=query, body=body, content_type=content_type)
-    except payclient.InvalidNotificationError:
-        return
-    assert 1 <= found.transaction_id < 2**63
-
-
 async def test_a_notification_asks_at_once_and_again_while_pending(service: FakeService) -> None:
     """MATCHED: one query ahead of the routine, then after 0.25, 0.75, 2 and 5 s; the second is a DUPLICATE."""
     async with selling(service) as (tracker, pending):
@@ -194,14 +184,6 @@ def test_what_is_no_external_notification_is_refused(body: bytes) -> None:
     with pytest.raises(payclient.InvalidNotificationError) as caught:
         payclient.parse_external_notification(body)
     assert "order-17" not in str(caught.value)
-
-
-@given(st.binary(max_size=300))
-def test_any_external_body_is_read_or_refused(body: bytes) -> None:
-    try:
-        payclient.parse_external_notification(body)
-    except payclient.InvalidNotificationError:
-        return
 
 
 def test_each_receipt_is_acknowledged() -> None:

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 import payclient
 from cli_runs import wait_until
 from payclient import sync
-from payclient.simulator import Fault, Simulator, SimulatorThread
+from payclient.simulator import Simulator, SimulatorThread
 from ports import kept_port
 from postgres_server import PostgresServer
 from required import module
@@ -79,37 +78,6 @@ def test_two_preloaded_workers_over_one_postgresql(
         status, _, location = request(shop.url, f"{back.path}?{back.query}")
         assert status == 302
         assert request(shop.url, location)[:2] == (200, "Not paid.")
-
-
-def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path) -> None:
-    """gunicorn waits for its threads, kills them in the end, and the next start finds out what came of the charge."""
-    module("flask")
-    service.fail_next(Fault("stall", when="after"))  # executed, and never answered
-    command = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "1")
-    # gunicorn's own file of the worker that it killed, which it never closes.
-    killed = r"Exception ignored in: <_io.FileIO name=3 .*\n.*\n"
-    with serving((*command, "shop_flask:app"), service.url, tmp_path, expected=killed) as shop:
-        click = threading.Thread(target=lambda: suppressed(request, shop.url, "/pay/order-1", "POST"))
-        click.start()
-        wait_until(lambda: bool(service.sales))
-        shop.process.send_signal(signal.SIGTERM)
-        shop.process.wait(60)
-        click.join(60)
-    options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": tmp_path / "shop.toml"}
-    with sync.open_tracker(service.url, "secret", **options) as tracker:
-        sale = tracker.find("order-1")
-        assert sale is not None
-        assert sale.outcome.paid is None
-        (pushed,) = service.sales.values()
-        service.approve(pushed.transaction_id)
-        assert sale.wait(60).paid is True
-    assert service.created_per_client_id == {"order-1": 1}
-
-
-def suppressed(function: Callable[..., object], *arguments: object) -> None:
-    """Call what the end of the shop may cut off."""
-    with suppress(OSError, http.client.HTTPException):
-        function(*arguments)
 
 
 @contextmanager

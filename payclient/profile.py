@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs.validators import optional
@@ -21,9 +20,6 @@ from attrs.validators import optional
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.validation import is_personal
-
-if TYPE_CHECKING:
-    import cattrs
 
 __all__ = [
     "DOCUMENT",
@@ -34,6 +30,8 @@ __all__ = [
     "StatusProfile",
     "UndoProfile",
 ]
+
+_T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 #: HTTP statuses of something between us and the service that gave up: the service may have gone on.
 GAVE_UP = frozenset({408, 425, 499})
@@ -176,7 +174,7 @@ def _name_beside(path: str) -> Validator:
 def _table(kind: type, *more: Validator) -> Any:
     """Declare a table that may be left out."""
     is_kind = _must(f"be a {kind.__name__}", lambda table: isinstance(table, kind))
-    return attrs.field(default=None, validator=optional([is_kind, *more]))
+    return attrs.field(default=None, validator=optional([is_kind, *more]), metadata={"table": kind})
 
 
 def _setting(validator: Validator) -> Any:
@@ -381,50 +379,25 @@ class ServiceProfile:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ServiceProfile:
         """Make a profile from the tables of its TOML form."""
-        from cattrs import ClassValidationError
-
-        try:
-            return _converter().structure(settings, cls)
-        except ClassValidationError as error:
-            faults = list(_faults(error))
-        unknown = sorted(name for name, fault in faults if fault == "unknown")
-        if unknown:
-            raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}")
-        raise ConfigurationError("profile setting {}: {}".format(*faults[0]))
+        return _structure(cls, settings)
 
 
-@cache
-def _converter() -> cattrs.Converter:
-    """Make the converter of TOML's tables. All values pass as they are, and the validators judge them."""
-    import cattrs
-
-    converter = cattrs.Converter(forbid_extra_keys=True, prefer_attrib_converters=True)
-    for kind in (str, int, float, bool):
-        converter.register_structure_hook(kind, lambda value, _: value)
-    for table in (StatusProfile, ConfirmProfile, UndoProfile, ReturnProfile):
-        read = converter.get_structure_hook(table)
-        converter.register_structure_hook(
-            table, lambda value, kind, read=read: read(value, kind) if isinstance(value, Mapping) else value
-        )
-    return converter
-
-
-def _faults(error: cattrs.ClassValidationError, table: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting at fault and what is wrong with it, from what cattrs gathered."""
-    from cattrs import ClassValidationError, ForbiddenExtraKeysError
-
-    noted, others = error.group_exceptions()
-    for each, note in noted:
-        if isinstance(each, ClassValidationError):
-            yield from _faults(each, f"{table}{note.name}.")
-        else:  # a KeyError
-            yield f"{table}{note.name}", f"is required beside [{table[:-1]}]"
-    for each in others:
-        if isinstance(each, ForbiddenExtraKeysError):
-            yield from ((f"{table}{name}", "unknown") for name in each.extra_fields)
-        else:
-            name, _, fault = str(each).removeprefix("profile setting ").partition(": ")
-            yield f"{table}{name}", fault
+def _structure(kind: type[_T], settings: Mapping[str, Any], table: str = "") -> _T:
+    """Make a profile or one of its tables. Raises `ConfigurationError` naming a setting with its table."""
+    fields = attrs.fields_dict(kind)
+    if unknown := sorted(f"{table}{name}" for name in settings.keys() - fields.keys()):
+        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}")
+    given = dict(settings)
+    for name, field in fields.items():
+        if "table" in field.metadata and isinstance(given.get(name), Mapping):
+            given[name] = _structure(field.metadata["table"], given[name], f"{name}.")
+        elif name not in given and field.default is attrs.NOTHING:
+            raise ConfigurationError(f"profile setting {table}{name}: is required beside [{table[:-1]}]")
+    try:
+        return kind(**given)
+    except ConfigurationError as error:
+        fault = str(error).removeprefix("profile setting ")
+        raise ConfigurationError(f"profile setting {table}{fault}") from None
 
 
 # --- The presets

@@ -37,8 +37,8 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 CARRIED = Carried(names=("nombre",), rows={"row-1": (2, ("Ana",)), "row-2": (4, ("=Zoé",))})
 LINES = [
-    Line(client_transaction_id="row-1", amount=125050, currency="USD", state="accepted", paid=True),
-    Line(client_transaction_id="row-2", amount=7, currency="USD", state="cancelled", paid=False),
+    Line(client_transaction_id="row-1", amount=125050, currency="USD", state="accepted"),
+    Line(client_transaction_id="row-2", amount=7, currency="USD", state="cancelled"),
 ]
 
 
@@ -328,7 +328,7 @@ def test_a_row_charged_with_other_content_is_called_so(willing: Service, tmp_pat
 # --- The file
 
 
-LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state="accepted", paid=True)
+LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state="accepted")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None
             assert list(read_report(path)) == ["order-1"]
             report.write(other)
             assert list(read_report(path)) == ["order-1", "order-2"]
-            report.rewrite([LINE, attrs.evolve(other, state="cancelled", paid=False)])
+            report.rewrite([LINE, attrs.evolve(other, state="cancelled")])
             assert read_report(path)["order-2"]["state"] == "cancelled"
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
 

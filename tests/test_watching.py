@@ -19,14 +19,7 @@ from pages import Read, digest_of
 from payclient import DOCUMENT
 from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
-from payclient.cli.progress import (
-    JsonProgress,
-    LiveProgress,
-    PlainProgress,
-    Unfinished,
-    outcome_table,
-    unfinished,
-)
+from payclient.cli.progress import Progress, Unfinished, outcome_table
 from payclient.cli.report import NOT_SENT_YET, Line, Tally
 from payclient.errors import ConfigurationError
 
@@ -37,10 +30,8 @@ NOW = 1_763_720_000.0
 
 
 def line(number: int, state: str = "accepted", **more: object) -> Line:
-    paid = {"accepted": True, "cancelled": False, "refused": False}.get(state)
     known: dict[str, object] = {
-        "client_transaction_id": f"row-{number}", "state": state, "paid": paid, "amount": 1000 + number,
-        "currency": "USD",
+        "client_transaction_id": f"row-{number}", "state": state, "amount": 1000 + number, "currency": "USD"
     }  # fmt: skip
     return Line(**{**known, **more})  # type: ignore[arg-type]  # by name, for brevity
 
@@ -62,16 +53,14 @@ async def test_what_is_open_of_this_run_is_counted() -> None:
             await tracker.sale(sale(f"row-{each}", phone=f"099{each}"))
             await service.clock.advance(10)
 
-        def now() -> Unfinished:
-            own = {"row-1", "row-2", "row-3", "row-9"}
-            return unfinished(tracker.open_sales(), own, service.clock.time())
-
-        seen = now()
+        progress = Progress(Tally(), 4, {"row-1", "row-2", "row-3", "row-9"})
+        progress.tracker = tracker
+        seen = progress.unfinished()
         assert (seen.pending, seen.unknown, seen.expired, seen.queued) == (2, 1, 0, 1)
         assert seen.next_left == 270  # row 1: asked 30 s ago
         assert seen.expires_at == began + 330
         await service.clock.advance(280)
-        later = now()
+        later = progress.unfinished()
         assert (later.pending, later.expired, later.next_left) == (1, 1, 10)
 
 
@@ -101,12 +90,10 @@ async def picture(monkeypatch: pytest.MonkeyPatch, width: int) -> str:
         terminal, "err", Console(file=out, width=width, force_terminal=True, color_system=None)
     )
     tally = tally_of(*(line(n) for n in range(3)), line(3, "cancelled"), line(4, "expired", currency="EUR"))
-    live = LiveProgress(tally, 12_345, set())
+    live = Progress(tally, 12_345, set())
     now = Unfinished(pending=980, expired=3, unknown=2, queued=50, next_left=192.0)
     monkeypatch.setattr(live, "unfinished", lambda: now)
-    bars = live.picture()
-    with bars:
-        live.update(bars)
+    terminal.err.print(live.picture())
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue())
 
 
@@ -123,7 +110,7 @@ async def test_the_picture_fits_its_terminal(monkeypatch: pytest.MonkeyPatch, wi
 
 
 async def test_a_plain_line_says_all_of_it() -> None:
-    plain = PlainProgress(tally_of(line(1), line(2, "refused")), 9, {"row-3"})
+    plain = Progress(tally_of(line(1), line(2, "refused")), 9, ())
     assert (
         "2 of 9 done; 1 accepted (USD 10.01); 1 refused (USD 10.02); no customer pending" in plain.sentence()
     )
@@ -133,7 +120,7 @@ async def test_a_run_past_its_end_is_called_late(monkeypatch: pytest.MonkeyPatch
     """The end is what the plan said, and no other one is promised."""
     now = [NOW]
     monkeypatch.setattr("time.time", lambda: now[0])
-    plain = PlainProgress(tally_of(line(1)), 9, {"row-3"})
+    plain = Progress(tally_of(line(1)), 9, ())
     assert "at the latest" not in plain.sentence()
     plain.ends_by = NOW + 70
     assert f"over by {terminal.at(NOW + 70)} at the latest" in plain.sentence()
@@ -144,7 +131,7 @@ async def test_a_run_past_its_end_is_called_late(monkeypatch: pytest.MonkeyPatch
 async def test_rows_that_are_not_sent_yet_are_counted_apart(tmp_path: Path) -> None:
     """Neither done nor unknown, in the progress, at the end, and on the page."""
     lines = [line(1), *(line(n, "", message="not sent yet: interrupted") for n in range(2, 5))]
-    sentence = PlainProgress(tally_of(*lines), 4, {}).sentence()
+    sentence = Progress(tally_of(*lines), 4, {}).sentence()
     assert "1 of 4 done; 3 not sent yet (USD 30.09); 1 accepted (USD 10.01)" in sentence
     console = Console(width=100, file=io.StringIO())
     console.print(outcome_table(tally_of(*lines)))
@@ -163,7 +150,7 @@ async def test_a_machine_that_hangs_up_ends_no_run(monkeypatch: pytest.MonkeyPat
             raise BrokenPipeError
 
     monkeypatch.setattr("sys.stdout", Closed())
-    events = JsonProgress(Tally(), 2, set())
+    events = Progress(Tally(), 2, (), "json")
     events.row(line(1))
     events.row(line(2))
 
@@ -348,14 +335,14 @@ def test_ctrl_c_twice_at_the_beginning_waits_for_nobody(
     file = write_csv(tmp_path / "charges.csv", rows_of("early", 3))
     arguments = charge_arguments(silent, file, "--json", "--report", str(report))
     assert main([*arguments, "--wait", "0"]) == 4
-    begin = JsonProgress.begin
+    begin = Progress.begin
 
-    def interrupted(progress: JsonProgress, location: str) -> None:
+    def interrupted(progress: Progress, location: str) -> None:
         begin(progress, location)
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(JsonProgress, "begin", interrupted)
+    monkeypatch.setattr(Progress, "begin", interrupted)
     assert main(arguments) == 130
     assert [row["state"] for row in read_report(report).values()] == ["pending"] * 3
 

@@ -5,11 +5,12 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 import attrs
-from rich import progress
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -17,11 +18,10 @@ from payclient.batch import Charges
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
 from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, PURCHASE_OPEN, Line, Tally, paid_word
-from payclient.cli.terminal import at, duration, iso, money
+from payclient.cli.terminal import at, duration, iso, sums
 from payclient.cli.texts import counted, label, reason, text
 from payclient.events import sanitize_text
 from payclient.lifecycle import State
-from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
 #: How a run shows its progress. "auto": live on a terminal, plain lines elsewhere.
@@ -45,13 +45,13 @@ class Unfinished:
     """The rows of a run that have no result yet, counted. Times are UTC seconds since the epoch."""
 
     #: Sales that a customer can still approve.
-    pending: int = 0
+    pending: int
     #: Sales past their time, whose last queries are due.
-    expired: int = 0
+    expired: int
     #: Sales that may exist or not.
-    unknown: int = 0
+    unknown: int
     #: The other rows: they queue, or are being sent.
-    queued: int = 0
+    queued: int
     #: Seconds until the first pending sale expires, and when the last one expires.
     next_left: float | None = None
     expires_at: float | None = None
@@ -64,27 +64,15 @@ class Unfinished:
         return "; ".join(parts) or text("progress.nobody")
 
 
-def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: float) -> Unfinished:
-    """Count what is open of a run among a tracker's open sales. `under_way`: the ids of its rows without a result."""
-    found = [(sale.state, sale.expires_at) for sale in sales if sale.client_transaction_id in under_way]
-    counts = Counter(state for state, _ in found)
-    ends = sorted(end for state, end in found if state is State.PENDING and end is not None)
-    opened = counts[State.PENDING] + counts[State.EXPIRED] + counts[State.UNKNOWN]
-    return Unfinished(
-        pending=counts[State.PENDING],
-        expired=counts[State.EXPIRED],
-        unknown=counts[State.UNKNOWN],
-        queued=max(len(under_way) - opened, 0),
-        next_left=max(ends[0] - now, 0.0) if ends else None,
-        expires_at=ends[-1] if ends else None,
-    )
-
-
 class Progress:
-    """The progress of a run whose tally others fill. This class shows notes only; its subclasses show all."""
+    """The progress of a run whose tally others fill. A quiet one shows notes only.
 
-    def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
-        self._tally, self._rows, self._under_way = tally, rows, under_way
+    For machines it is one JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`,
+    `unreachable`, `reachable`, `end`. Cents and UTC.
+    """
+
+    def __init__(self, tally: Tally, rows: int, under_way: Collection[str], look: Look = "auto") -> None:
+        self._tally, self._rows, self._under_way, self._look = tally, rows, under_way, look
         self._began = time.monotonic()
         #: When the run is over at the latest, by `time.time()`; None: not known yet.
         self.ends_by: float | None = None
@@ -92,54 +80,75 @@ class Progress:
         self.results: Charges | None = None
 
     def begin(self, location: str) -> None:
-        """Show where the ledger is, in which people can look at the run meanwhile."""
+        """Show that the run begins, and where the ledger is, in which people can look at it meanwhile."""
+        self._emit("begin", rows=self._rows)
+        if self._look == "auto" and not location.startswith("memory:"):
+            terminal.say(text("run.look", ledger=shlex.quote(location)), whole=True)
 
     async def show(self) -> None:
-        """Show the progress, until cancelled."""
+        """Show the counts again and again, until cancelled."""
+        if self._look == "auto" and terminal.err.is_terminal:
+            with Live(
+                console=terminal.err, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            ) as live:  # fmt: skip
+                while True:
+                    live.update(self.picture(), refresh=True)
+                    await asyncio.sleep(LIVE_EVERY)
+        while self._look != "quiet":
+            await asyncio.sleep(JSON_EVERY if self._look == "json" else PLAIN_EVERY)
+            if self._look == "auto":
+                terminal.say(self.sentence())
+            else:
+                now = attrs.asdict(self.unfinished())
+                del now["expires_at"]
+                left = now.pop("next_left")
+                self._emit(
+                    "progress", done=self._tally.done, rows=self._rows, **now, ends_by=iso(self.ends_by),
+                    next_expiry_in=left and round(left, 3), outcomes=self._tally.summary(),
+                )  # fmt: skip
 
     def row(self, line: Line) -> None:
-        """Show a row's line."""
+        """Show a row's line to a machine."""
+        self._emit("row", **line.cells())
 
     def note(self, event: str, text: str, **facts: object) -> None:
         """Show an event at once; people read its text on stderr."""
         terminal.say(text)
+        self._emit(event, **facts)
 
     def end(self, code: int, **files: object) -> None:
-        """Show that the run is over."""
-
-    def bound(self) -> str:
-        """Return when the run is over at the latest, or why it sends no more, in words."""
-        if self.results is not None and self.results.stopped is not None:
-            return f"; {reason(self.results.stopped)}"
-        if self.ends_by is None:
-            return ""
-        is_late = self.ends_by < time.time()
-        return text("progress.late") if is_late else text("progress.by", time=at(self.ends_by))
+        """Show that the run is over, and its outcomes."""
+        tally = self._tally
+        outcomes = tally.summary()
+        self._emit("end", exit_code=code, done=tally.done, rows=self._rows, outcomes=outcomes, **files)
+        if self._look == "auto":
+            terminal.out().print(outcome_table(tally))
 
     def unfinished(self) -> Unfinished:
-        """Return what is open now."""
-        if self.tracker is None:
-            return Unfinished()
-        return unfinished(self.tracker.open_sales(), self._under_way, self.tracker.clock.time())
-
-
-class PlainProgress(Progress):
-    """A line every `PLAIN_EVERY` seconds, and a table at the end."""
-
-    def begin(self, location: str) -> None:
-        if not location.startswith("memory:"):
-            terminal.say(text("run.look", ledger=shlex.quote(location)), whole=True)
-
-    async def show(self) -> None:
-        while True:
-            await asyncio.sleep(PLAIN_EVERY)
-            terminal.say(self.sentence())
+        """Count what is open now: the rows without a result, and the sales of them that the tracker follows."""
+        counts, ends, now = Counter[State](), list[float](), 0.0
+        if self.tracker is not None:
+            now = self.tracker.clock.time()
+            own = (
+                each for each in self.tracker.open_sales() if each.client_transaction_id in self._under_way
+            )
+            for sale in own:
+                counts[sale.state] += 1
+                if sale.state is State.PENDING and sale.expires_at is not None:
+                    ends.append(sale.expires_at)
+        found = {str(state): counts[state] for state in (State.PENDING, State.EXPIRED, State.UNKNOWN)}
+        return Unfinished(
+            **found,
+            queued=max(len(self._under_way) - sum(found.values()), 0),
+            next_left=max(min(ends) - now, 0.0) if ends else None,
+            expires_at=max(ends, default=None),
+        )
 
     def sentence(self) -> str:
         """Return the progress in one line."""
         now, tally = self.unfinished(), self._tally
         counts = [
-            f"{counted(count, each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"
+            f"{counted(count, each)} ({', '.join(sums(tally.totals(each)))})"
             for each, count in tally.counts.most_common()
             if count
         ]
@@ -149,93 +158,41 @@ class PlainProgress(Progress):
         outcomes = "; ".join(counts) or text("progress.no_outcome")
         return text(
             "progress.sentence", at=at(time.time()), done=tally.done, rows=self._rows, outcomes=outcomes,
-            waiting=waiting, by=self.bound(),
+            waiting=waiting, by=self._bound(),
         )  # fmt: skip
 
-    def end(self, code: int, **files: object) -> None:
-        terminal.out().print(outcome_table(self._tally))
-
-
-class LiveProgress(PlainProgress):
-    """A picture that is redrawn in its place, and a table at the end."""
-
-    async def show(self) -> None:
-        with self.picture() as picture:
-            while True:
-                self.update(picture)
-                await asyncio.sleep(LIVE_EVERY)
-
-    def picture(self) -> progress.Progress:
-        """Return a bar for each outcome, which only `update` draws."""
-        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        return progress.Progress(
-            progress.TextColumn("{task.description}", table_column=Column(min_width=10, no_wrap=True)),
-            progress.BarColumn(None, table_column=Column(min_width=8, max_width=24)),
-            progress.TextColumn("{task.fields[count]}", justify="right", table_column=Column(min_width=7)),
-            progress.TextColumn("{task.fields[words]}", markup=False, table_column=words),
-            console=terminal.err, auto_refresh=False, expand=True, transient=True, redirect_stdout=False,
-            redirect_stderr=False,
-        )  # fmt: skip
-
-    def update(self, picture: progress.Progress) -> None:
-        """Draw the current counts."""
+    def picture(self) -> Table:
+        """Return the progress as bars with their counts; those of usual outcomes are there before they occur."""
         tally, now = self._tally, self.unfinished()
         of = text("progress.of", count=self._rows, time=duration(time.monotonic() - self._began))
-        rows = [(text("progress.done"), tally.done, of + self.bound())]
+        rows = [(text("progress.done"), tally.done, of + self._bound())]
         for each in LABELS:
             if tally.counts[each] or each in _COLOURS:
-                sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(each).items())
-                rows.append((f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]", tally.counts[each], sums))
+                name = f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]"
+                rows.append((name, tally.counts[each], "   ".join(sums(tally.totals(each)))))
         rows.append((text("progress.waiting"), now.pending, now.words()))
-        tasks = {task.description: task.id for task in picture.tasks}
-        for name, count, words in rows:
-            if name not in tasks:
-                tasks[name] = picture.add_task(name, total=max(self._rows, 1), count="", words="")
-            picture.update(tasks[name], completed=count, count=counted(count), words=words)
-        picture.refresh()
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        picture = Table.grid(
+            Column(min_width=10, no_wrap=True), Column(min_width=8, max_width=24), Column(min_width=7, justify="right"),
+            words, padding=(0, 1), expand=True,
+        )  # fmt: skip
+        for name, count, said in rows:
+            bar = ProgressBar(max(self._rows, 1), count)
+            picture.add_row(name, bar, counted(count), Text(said))
+        return picture
 
-
-class JsonProgress(Progress):
-    """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `unreachable`, `reachable`,
-    `end`. Cents and UTC.
-    """
-
-    def begin(self, location: str) -> None:
-        self._emit("begin", rows=self._rows)
-
-    async def show(self) -> None:
-        while True:
-            await asyncio.sleep(JSON_EVERY)
-            now = self.unfinished()
-            self._emit(
-                "progress",
-                done=self._tally.done,
-                rows=self._rows,
-                **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
-                ends_by=iso(self.ends_by),
-                next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
-                outcomes=self._tally.summary(),
-            )
-
-    def row(self, line: Line) -> None:
-        self._emit("row", **line.cells())
-
-    def note(self, event: str, text: str, **facts: object) -> None:
-        super().note(event, text)
-        self._emit(event, **facts)
-
-    def end(self, code: int, **files: object) -> None:
-        outcomes = self._tally.summary()
-        self._emit("end", exit_code=code, done=self._tally.done, rows=self._rows, outcomes=outcomes, **files)
+    def _bound(self) -> str:
+        """Return when the run is over at the latest, or why it sends no more, in words."""
+        if self.results is not None and self.results.stopped is not None:
+            return f"; {reason(self.results.stopped)}"
+        if self.ends_by is None:
+            return ""
+        is_late = self.ends_by < time.time()
+        return text("progress.late") if is_late else text("progress.by", time=at(self.ends_by))
 
     def _emit(self, event: str, **facts: object) -> None:
-        terminal.plain(json.dumps({"event": event, "at": iso(time.time()), **facts}))
-
-
-def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]:
-    """Return the class of `Progress` for this look."""
-    auto = LiveProgress if terminal.err.is_terminal else PlainProgress
-    return JsonProgress if look == "json" else Progress if look == "quiet" else auto
+        if self._look == "json":
+            terminal.plain(json.dumps({"event": event, "at": iso(time.time()), **facts}))
 
 
 # --- At the end
@@ -244,18 +201,15 @@ def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]
 def outcome_table(tally: Tally) -> Table:
     """Return a table of the outcomes: rows and money of each."""
 
-    def lines(each: str | None = None) -> str:
-        return "\n".join(money(cents, currency) for currency, cents in tally.totals(each).items())
-
     names = [text(f"progress.{name}") for name in ("outcome", "paid")]
     table = terminal.simple_table(*names, numbers=(text("plan.charges"), text("plan.total")))
     for each in LABELS:
         if count := tally.counts[each]:
             words = Text(label(each), _COLOURS.get(each, "bold magenta"))
-            table.add_row(words, label(paid_word(each)), counted(count), lines(each))
+            table.add_row(words, label(paid_word(each)), counted(count), "\n".join(sums(tally.totals(each))))
     if total := tally.counts.total():
         table.add_section()
-        table.add_row(label("all"), "", counted(total), lines())
+        table.add_row(label("all"), "", counted(total), "\n".join(sums(tally.totals())))
     return table
 
 

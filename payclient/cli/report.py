@@ -74,7 +74,6 @@ class Line:
     client_transaction_id: str
     transaction_id: int | None = None
     state: str = ""
-    paid: bool | None = None
     error_code: int | None = None
     message: str = ""
     amount: int
@@ -91,7 +90,12 @@ class Line:
     @property
     def label(self) -> str:
         """The state, or why there is none."""
-        return self.state or (self.evidence if self.evidence in _PAID else NOT_SENT_YET)
+        return self.state or self.evidence or NOT_SENT_YET
+
+    @property
+    def paid(self) -> bool | None:
+        """Whether it is paid; None: not known."""
+        return _PAID[self.label]
 
     def cells(self) -> dict[str, Any]:
         """Return the cells of a report's row; times are ISO 8601, in UTC."""
@@ -99,10 +103,13 @@ class Line:
         return cells | {name: iso(cells[name]) for name in TIMES}
 
 
-COLUMNS = tuple(field.name for field in attrs.fields(Line))
-
 #: The columns that hold times.
 TIMES = ("created_at", "notified_at", "decided_at")
+
+COLUMNS = (
+    "client_transaction_id", "transaction_id", "state", "paid", "error_code", "message", "amount", "currency",
+    "evidence", *TIMES, "receipt", "purchase",
+)  # fmt: skip
 
 #: The place of the amount in units, beside that in cents.
 _UNITS = COLUMNS.index("amount") + 1
@@ -110,19 +117,18 @@ _UNITS = COLUMNS.index("amount") + 1
 
 def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = None) -> Line:
     """Return the line of a row by its outcome, or by the error that proves that this run created nothing."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any]
     if outcome is not None:
         error = outcome.error
-        facts = {"transaction_id": outcome.transaction_id, "state": str(outcome.state), "paid": outcome.paid}
-        facts |= {"evidence": str(outcome.evidence), "receipt": dict(outcome.receipt or {})}
+        facts = {name: getattr(outcome, name) for name in ("transaction_id", "receipt")}
+        facts |= {name: str(getattr(outcome, name)) for name in ("state", "evidence")}
         if outcome.state is not State.REFUSED:
-            facts |= {name: getattr(outcome, name) for name in TIMES}
-            facts["message"] = outcome.reason or ""
+            facts |= {name: getattr(outcome, name) for name in TIMES} | {"message": outcome.reason or ""}
     elif is_refusal(error):
-        facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}
-    elif label := next((label for kind, label in _UNSENT.items() if isinstance(error, kind)), None):
-        facts = {"evidence": label, "paid": _PAID[label]}
-    # After any other error this run sent nothing, but an earlier one may have: `paid` stays open.
+        facts = {"state": str(State.REFUSED), "evidence": "answer"}
+    else:
+        # After an error of no such kind this run sent nothing, but an earlier one may have: `paid` stays open.
+        facts = {"evidence": next((label for kind, label in _UNSENT.items() if isinstance(error, kind)), "")}
     if isinstance(error, RefusedError):
         facts |= {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
     elif error is not None:

@@ -20,7 +20,7 @@ from payclient.batch import ChargeRow, charge_all
 from payclient.batch.lanes import LaneRow
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
-from payclient.cli.progress import Look, Progress, progress_of
+from payclient.cli.progress import Look, Progress
 from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
@@ -95,7 +95,7 @@ class Run:
         self.lines: dict[str, Line] = {}
         #: Rows of which `charge_all` has not returned a result.
         self._under_way = {row.request.client_transaction_id: row for row in rows}
-        self.progress: Progress = progress_of(look)(self.tally, len(rows), self._under_way)
+        self.progress: Progress = Progress(self.tally, len(rows), self._under_way, look)
         self._reach = Reach()
         self._charging: asyncio.Task[None] | None = None
         self._signals = 0
@@ -106,8 +106,7 @@ class Run:
 
     async def charge(self, options: ChargeOptions) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
-        functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
-        with handled(functions):
+        with handled({"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}):
             async with options.tracker(self._note) as tracker:
                 self.progress.begin(location_of(options.ledger))
                 # Only decided rows are counted now. Refused ones may be tried again.
@@ -272,8 +271,13 @@ class Run:
 
     # --- Signals
 
-    def _interrupt(self) -> None:
-        """Stop sending at the first signal, stop waiting at the second, and end the process at the third."""
+    def _interrupt(self, after: int | None = None) -> None:
+        """Stop sending at the first signal, stop waiting at the second, and end the process at the third.
+
+        `after`: the number of signals until now; after another number nothing is done.
+        """
+        if after not in (None, self._signals):
+            return
         self._signals += 1
         if self._signals == 1:
             if self.progress.results is not None:
@@ -289,13 +293,8 @@ class Run:
             os._exit(130)
 
     def _terminate(self) -> None:
-        if self._signals == 0:
-            self._interrupt()
-        asyncio.get_running_loop().call_later(TERM_GRACE, self._give_up)
-
-    def _give_up(self) -> None:
-        if self._signals == 1:
-            self._interrupt()
+        self._interrupt(after=0)
+        asyncio.get_running_loop().call_later(TERM_GRACE, self._interrupt, 1)
 
     def _say_until_when(self) -> None:
         now, tracker = self.progress.unfinished(), self.progress.tracker

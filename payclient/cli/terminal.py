@@ -215,6 +215,11 @@ def money(cents: int, currency: str) -> str:
     return f"{currency} {amount if language() == 'en' else amount.translate(str.maketrans(',.', '.,'))}"
 
 
+def sums(totals: Mapping[str, int]) -> list[str]:
+    """Return cents by currency as texts."""
+    return [money(cents, currency) for currency, cents in totals.items()]
+
+
 def listed(items: Sequence[object], most: int = 5) -> str:
     """Return the first items, with dots for the others."""
     return ", ".join([*map(str, items[:most]), *["..."] * (len(items) > most)])

@@ -152,18 +152,20 @@ def test_a_ledger_lost_at_the_end_hides_nothing_that_was_sent(silent: Service, t
 
 
 FULL_AFTER_TWO_ROWS = """
+import io
 import sys
-import zlib
-import payclient.cli.report as report
-write = report.os.write
-def full(file, content):
-    if len(content) and b"csv" not in content and full.rows >= 2:
-        raise OSError(28, "No space left on device")
-    full.rows += b"disk-" in bytes(content)
-    return write(file, content)
-full.rows = 0
-report.os = type("os", (), {**vars(report.os), "write": staticmethod(full)})
-from payclient.cli import main
+from payclient.cli import main, report
+class Disk(io.FileIO):
+    free = 2
+    def __init__(self, path, mode, buffering, opener):
+        super().__init__(path, mode, opener=opener)
+    def write(self, content):
+        if not Disk.free:
+            super().write(content[:7])
+            raise OSError(28, "No space left on device")
+        Disk.free -= 1
+        return super().write(content)
+report.open = Disk
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -276,4 +276,4 @@ def test_a_report_of_fewer_columns_is_still_ours(tmp_path: Path, monkeypatch: py
     )
     from payclient.cli.report import Report
 
-    assert Report(Path("report.csv")).earlier == {"order-1": True}
+    assert Report(Path("report.csv")).earlier == {"order-1": (None, None, None)}

@@ -164,7 +164,7 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
         for fault in file.total_faults:
             terminal.say(in_words(fault))
         if plan.replaced:
-            terminal.say(text("plan.replaced", count=plan.replaced))
+            terminal.say(text("plan.replaced", count=len(plan.replaced)))
     plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()

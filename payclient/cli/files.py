@@ -11,13 +11,16 @@ from typing import BinaryIO
 
 from payclient.errors import ConfigurationError
 
+#: Opens a new file for its owner only.
+private = partial(os.open, mode=0o600)
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for its owner only. At the end it replaces the one at `path`; after an error it is removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(beside, "xb", opener=partial(os.open, mode=0o600)) as file:
+        with open(beside, "xb", opener=private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -14,14 +14,14 @@ from rich.text import Text
 from payclient.batch import ChargeRow
 from payclient.batch.lanes import passes
 from payclient.cli import terminal
-from payclient.cli.report import LABELS, OTHER_CONTENT, Report
+from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report
 from payclient.cli.run import CHUNK
 from payclient.cli.settings import ChargeOptions, Limits, location_of
+from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import State
-from payclient.models import SaleRequest
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
@@ -104,7 +104,7 @@ class Plan:
     report: Report | None = attrs.field(repr=False)
 
     @property
-    def reported(self) -> Mapping[str, bool]:
+    def earlier(self) -> Mapping[str, Place | None]:
         """The rows of an earlier report; see `Report.earlier`."""
         return self.report.earlier if self.report else {}
 
@@ -123,7 +123,7 @@ class Plan:
     def lost(self) -> list[str]:
         """Rows that an earlier report calls paid or open, and the ledger lacks: all would be charged again."""
         keys = (each.client_transaction_id for each in self.file.requests if self.options.ledger)
-        return [key for key in keys if self.reported.get(key) and key not in self.known.labels]
+        return [key for key in keys if self.earlier.get(defuse(key)) and key not in self.known.labels]
 
     @property
     def renamed(self) -> list[str]:
@@ -132,22 +132,20 @@ class Plan:
         None, unless all rows of the report that the file lacks are in it on the same lines, with the same amounts: then
         the ids are of another column, or were changed.
         """
-        requests = {row.line: row.request for row in self.file.rows if row.request}
-        mine = {each.client_transaction_id for each in requests.values()}
-        places: dict[tuple[object, ...], SaleRequest] = {
-            (line, each.amount, each.currency): each for line, each in requests.items()
+        places: dict[Place, str] = {
+            (row.line, row.request.amount, row.request.currency): row.request.client_transaction_id
+            for row in self.file.rows
+            if row.request
         }
-        gone = [place for key, place in (self.report.sent if self.report else {}).items() if key not in mine]
-        if not gone or not {*gone} <= places.keys():
-            return []
-        keys = (places[place].client_transaction_id for place in gone)
-        return [key for key in keys if key not in self.known.labels]
+        gone = [place for place in self.replaced if place is not None]
+        keys = [places.get(place) for place in gone]
+        return [] if None in keys else [key for key in keys if key and key not in self.known.labels]
 
     @property
-    def replaced(self) -> int:
-        """The number of rows of an earlier report that the file lacks, so that the new report lacks them too."""
-        mine = {each.client_transaction_id for each in self.file.requests}
-        return sum(key not in mine and key[:1] != "'" for key in self.reported)
+    def replaced(self) -> Sequence[Place | None]:
+        """The rows of an earlier report that the file lacks, so that the new report lacks them too."""
+        mine = {defuse(each.client_transaction_id) for each in self.file.requests}
+        return [place for key, place in self.earlier.items() if key not in mine]
 
     def check(self) -> None:
         """Raise `ConfigurationError` where nothing may be sent."""
@@ -208,7 +206,7 @@ class Plan:
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
         yield "twice", _many("doubles", doubles), _LOUD
         if self.replaced:
-            yield "report", text("plan.replaced", count=self.replaced), _LOUD
+            yield "report", text("plan.replaced", count=len(self.replaced)), _LOUD
         if self.are_small:
             largest = max(file.requests, key=lambda each: each.amount)
             money = terminal.money(largest.amount, largest.currency)

@@ -4,20 +4,18 @@ A run first writes the rows that the ledger has decided, then each other row onc
 is interrupted, the file has every row. No key is in it twice, even after a SIGKILL.
 """
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
 from payclient.batch import ChargeRow
 from payclient.batch.lanes import is_refusal
-from payclient.cli.files import atomic_write
-from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_report, table_bytes
+from payclient.cli import tables
+from payclient.cli.files import atomic_write, private, write_file
 from payclient.cli.terminal import iso
 from payclient.errors import (
     AlreadyPaidError,
@@ -196,7 +194,7 @@ class Carried:
     #: The rows that are left out: their lines, their kept cells, and why.
     left_out: Sequence[tuple[int, Sequence[str], str]] = attrs.field(default=(), repr=False)
     #: How the file itself is written.
-    dialect: Dialect = Dialect()
+    dialect: tables.Dialect = tables.Dialect()
 
     def of(self, key: str) -> tuple[int | None, Sequence[str]]:
         """Return a row's line and its kept cells."""
@@ -210,7 +208,9 @@ def carried_from(
 
     Raises `ConfigurationError` if the file lacks a column to keep.
     """
-    dialect = dialect_of(file.path, file.records, file.mark, given_mark=mark, given_delimiter=delimiter)
+    dialect = tables.dialect_of(
+        file.path, file.records, file.mark, given_mark=mark, given_delimiter=delimiter
+    )
     header = [plain(name.strip()) for name in file.records.names]
     if lacking := [name for name in keep if header and plain(name) not in header]:
         raise ConfigurationError(
@@ -219,7 +219,7 @@ def carried_from(
 
     def kept(row: Row) -> list[str]:
         cells = row.cells if keep else {}
-        return [cell_text(cells.get(plain(name)), dialect.mark) for name in keep]
+        return [tables.cell_text(cells.get(plain(name)), dialect.mark) for name in keep]
 
     return Carried(
         names=tuple(keep),
@@ -232,6 +232,10 @@ def carried_from(
 def _whole(cell: object) -> object:
     """Return the number of a report's cell: a text in a CSV, and in a spreadsheet a float."""
     return int(text) if (text := str(cell).removesuffix(".0")).isdecimal() else cell
+
+
+#: A line of the file of charges, with its cents and their currency.
+Place = tuple[object, object, object]
 
 
 class Report:
@@ -247,61 +251,40 @@ class Report:
         ours, first = {*COLUMNS, "line", "amount_units"}, COLUMNS[0]
         kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
-        self._file: int | None = None
-        #: The client transaction ids in an earlier run's report; True: paid by it, or not decided.
-        self.earlier: dict[str, bool] = {}
-        #: The line, the cents and the currency of each that was paid or not decided.
-        self.sent: dict[str, tuple[object, object, object]] = {}
-        for row in read_report(path, first, "state", "paid"):
-            sent = bool(row["state"]) and row["paid"] not in (False, "false")
-            key = str(row[first]).removeprefix("'")  # defused
-            self.earlier[str(row[first])] = self.earlier[key] = sent
-            if sent:
-                line, amount = (_whole(row.get(name)) for name in ("line", "amount"))
-                self.sent[key] = line, amount, row.get("currency")
+        #: The rows of an earlier run's report, by their client transaction ids as `defuse` writes them: the line, the
+        #: cents and the currency of what was paid or is not decided; None of the others.
+        self.earlier: dict[str, Place | None] = {}
+        for row in tables.read_report(path, first, "state", "paid"):
+            sent = row["state"] and row["paid"] not in (False, "false")
+            place = _whole(row.get("line")), _whole(row.get("amount")), row.get("currency")
+            self.earlier[tables.defuse(str(row[first]))] = place if sent else None
 
-    @contextmanager
-    def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
-        """Replace an earlier report by these lines; `write` adds more inside the block.
-
-        Raises `ConfigurationError` where the file cannot be written.
-        """
-        try:
-            if self._kind != ".xlsx" or not self.earlier:
-                self.rewrite(lines)
-        except OSError as error:
-            words = f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"
-            raise ConfigurationError(words) from None
-        try:
-            yield self
-        finally:
-            self._use(None)
+    def begin(self, lines: Iterable[Line] = ()) -> None:
+        """Replace an earlier report by these lines. Raises `ConfigurationError` where the file cannot be written."""
+        if self._kind != ".xlsx" or not self.earlier:
+            write_file("--report", self.path, self._content(lines))
 
     def write(self, line: Line) -> None:
         """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
-        if self._kind == ".xlsx" or self._file is None:
+        if self._kind == ".xlsx":
             return
-        cells = self._cells(line)
-        named = dict(zip(self._names, cells, strict=True))
-        content = csv_line(cells, self._carried.dialect) if self._kind == ".csv" else json_line(named)
-        size, rest = os.lseek(self._file, 0, os.SEEK_END), memoryview(content)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            os.ftruncate(self._file, size)
-            raise
+        rest = memoryview(tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect))
+        with open(self.path, "ab", buffering=0, opener=private) as file:
+            size = file.tell()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(size)
+                raise
 
     def rewrite(self, lines: Iterable[Line]) -> None:
         """Replace the file by these lines, in one step. After an `OSError` the file is as before."""
         with atomic_write(self.path) as file:
-            file.write(table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect))
-        self._use(os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0)))
+            file.write(self._content(lines))
 
-    def _use(self, file: int | None) -> None:
-        if self._file is not None:
-            os.close(self._file)
-        self._file = file
+    def _content(self, lines: Iterable[Line]) -> bytes:
+        return tables.table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect)
 
     def _cells(self, line: Line) -> Sequence[object]:
         cells = [*line.cells().values()]

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -114,9 +114,10 @@ class Run:
                     if line.state and line.state != State.REFUSED and State(line.state).decided:
                         self._count(line)
                 # The report is replaced once this run owns the ledger, so that no second run spoils it.
-                with nullcontext() if self._report is None else self._report.begin(self.lines.values()):
-                    await self._send(tracker)
-                    return self._finish()
+                if self._report is not None:
+                    self._report.begin(self.lines.values())
+                await self._send(tracker)
+                return self._finish()
 
     def _note(self, exchange: Exchange) -> None:
         now = time.monotonic()

@@ -69,15 +69,19 @@ def json_line(values: Mapping[str, object]) -> bytes:
     return json.dumps(values, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
 
 
+def row_bytes(kind: str, names: Sequence[str], row: Sequence[object], dialect: Dialect) -> bytes:
+    """Return a row of a file that ends in `.csv` or `.jsonl`."""
+    return csv_line(row, dialect) if kind == ".csv" else json_line(dict(zip(names, row, strict=True)))
+
+
 def table_bytes(
     kind: str, names: Sequence[str], rows: Iterable[Sequence[object]], dialect: Dialect = Dialect()
 ) -> bytes:
     """Return a whole file that ends in `.csv`, `.jsonl` or `.xlsx`."""
-    if kind == ".jsonl":
-        return b"".join(json_line(dict(zip(names, row, strict=True))) for row in rows)
     if kind == ".xlsx":
         return _workbook(names, rows)
-    return codecs.BOM_UTF8 * dialect.bom + b"".join(csv_line(row, dialect) for row in (names, *rows))
+    head = codecs.BOM_UTF8 * dialect.bom + csv_line(names, dialect) if kind == ".csv" else b""
+    return head + b"".join(row_bytes(kind, names, row, dialect) for row in rows)
 
 
 def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:

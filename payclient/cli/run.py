@@ -10,9 +10,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal, TypeVar
 
 import attrs
 
@@ -26,6 +25,7 @@ from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
+from payclient.clock import cancel_all
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.session import Exchange
@@ -55,23 +55,22 @@ class Reach:
     """Finds when the service has gone, and when it is back; each is found once."""
 
     def __init__(self) -> None:
-        self._unanswered = 0
+        self._unanswered, self._is_away = 0, False
         #: When the first request without an answer ended, by the caller's clock.
         self.since: float = 0.0
-        self._is_away = False
 
     def note(self, exchange: Exchange, now: float) -> Literal["unreachable", "reachable"] | None:
         """Count a request that ended, and return a change that people should know of. A 5xx is an answer, too."""
+        was_away = self._is_away
         if exchange.http_status is not None:
-            was_away, self._unanswered, self._is_away = self._is_away, 0, False
-            return "reachable" if was_away else None
-        if exchange.error in _OF_THE_NETWORK:
+            self._unanswered, self._is_away = 0, False
+        elif exchange.error in _OF_THE_NETWORK:
             self.since = self.since if self._unanswered else now
             self._unanswered += 1
-            if not self._is_away and self._unanswered >= AWAY_REQUESTS and now - self.since >= AWAY_SECONDS:
-                self._is_away = True
-                return "unreachable"
-        return None
+            self._is_away |= self._unanswered >= AWAY_REQUESTS and now - self.since >= AWAY_SECONDS
+        if self._is_away == was_away:
+            return None
+        return "unreachable" if self._is_away else "reachable"
 
 
 class Run:
@@ -86,19 +85,15 @@ class Run:
         look: Look = "auto",
         page: RunPage | None = None,
     ) -> None:
-        self._rows = rows
-        self._limits = limits
-        self._report = report
-        self._page = page
+        self._rows, self._limits, self._report, self._page = rows, limits, report, page
         self.tally: Tally = Tally()
         #: The current line of each row, by its client transaction id.
         self.lines: dict[str, Line] = {}
         #: Rows of which `charge_all` has not returned a result.
         self._under_way = {row.request.client_transaction_id: row for row in rows}
         self.progress: Progress = Progress(self.tally, len(rows), self._under_way, look)
-        self._reach = Reach()
+        self._reach, self._signals = Reach(), 0
         self._charging: asyncio.Task[None] | None = None
-        self._signals = 0
         #: An error ended the sending, or the batch stopped by itself.
         self._failed = False
         #: No write of the report has failed.
@@ -131,12 +126,15 @@ class Run:
         lanes = Counter(map(lane_text, left))
         seconds = self._limits.longest(tracker.profile, lanes.total(), max(lanes.values(), default=0))
         self.progress.ends_by = time.time() + seconds
-        async with _beside(self.progress.show()), _beside(self._refresh_page()):
-            async with _beside(self._charge_all_rows(tracker)) as self._charging:
-                if self._signals > 1:  # they came while the ledger was opened and read
-                    self._charging.cancel()
-                await asyncio.wait([self._charging])
+        work = self._charge_all_rows(tracker), self.progress.show(), self._refresh_page()
+        self._charging, *_ = tasks = [asyncio.create_task(each) for each in work]
+        if self._signals > 1:  # they came while the ledger was opened and read
+            self._charging.cancel()
+        try:
+            await asyncio.wait([self._charging])
             await self._read_ledger(tracker)
+        finally:
+            await cancel_all(tasks)
         if not self._charging.cancelled():
             self._charging.result()
 
@@ -313,14 +311,3 @@ def _is_news(before: Line, now: Line) -> bool:
     if now.state == State.REFUSED and not before.state:
         return False
     return now.label not in (NOT_SENT_YET, before.label)
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a coroutine as a task inside the block, and cancel it at the end."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

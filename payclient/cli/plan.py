@@ -176,75 +176,64 @@ class Plan:
         """Return the plan for people: the money, then a line for each fact."""
         numbers = (text(f"plan.{name}") for name in ("charges", "total", "smallest", "largest"))
         table = terminal.simple_table(text("plan.currency"), numbers=tuple(numbers))
-        for currency, (count, cents) in self.file.totals.items():
-            amounts = [each.amount for each in self.file.requests if each.currency == currency]
-            sums = (terminal.money(each, currency) for each in (cents, min(amounts), max(amounts)))
-            table.add_row(currency, counted(count), *sums)
+        amounts: dict[str, list[int]] = {}
+        for request in self.file.requests:
+            amounts.setdefault(request.currency, []).append(request.amount)
+        for currency, cents in sorted(amounts.items()):
+            sums = (terminal.money(each, currency) for each in (sum(cents), min(cents), max(cents)))
+            table.add_row(currency, counted(len(cents)), *sums)
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="bold", no_wrap=True)
         facts.add_column(overflow="fold")
-        for name, words, *style in (*self._file_facts(), *self._run_facts()):
+        for name, words, *style in self._facts():
             if words:
                 facts.add_row(text(f"plan.{name}"), Text(words, *style))
         return Group(table, facts, Text(""))
 
-    def _file_facts(self) -> Iterator[tuple[str, ...]]:
-        """Yield the name, words and style of each fact about the file; a fact without words is not shown."""
-        file = self.file
+    def _facts(self) -> Iterator[tuple[str, ...]]:
+        """Yield the name, words and style of each fact; a fact without words is not shown."""
+        file, profile = self.file, self.options.loaded_profile
         yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
-        yield "rows", *self._rows()
+        yield "rows", self._rows(), _BAD if file.bad else ""
         above = _many("above", range(1, file.records.line))
         left_out = (above, _many("empty", file.empty), _many("total_line", file.total_lines))
         yield "left_out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
-        phones = {row.line: row.request for row in file.rows if row.respelled and row.request}
-        countries = sorted({request.country_code for request in phones.values()})
-        shapes = [f"{self.options.loaded_profile.phone_shapes[each]} ({each})" for each in countries]
+        phones = {row.line: row.request.country_code for row in file.rows if row.respelled and row.request}
+        shapes = [f"{profile.phone_shapes[each]} ({each})" for each in sorted({*phones.values()})]
         yield "phones", _many("respelled", [*phones], shapes=", ".join(shapes))
         yield "unread", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
         yield "twice", _many("doubles", doubles), _LOUD
-        if self.replaced:
-            yield "report", text("plan.replaced", count=len(self.replaced)), _LOUD
-        if self.are_small:
-            largest = max(file.requests, key=lambda each: each.amount)
-            money = terminal.money(largest.amount, largest.currency)
-            yield "amounts", text("plan.small", largest=money), _LOUD
-
-    def _rows(self) -> tuple[str, ...]:
-        good = text("plan.good", count=len(self.file.requests))
-        if not self.file.bad:
-            return (good,)
-        skipped = text("plan.skipped", path=self.skip_bad) if self.skip_bad else ""
-        return good + text("plan.bad", count=len(self.file.bad)) + skipped, _BAD
-
-    def _run_facts(self) -> Iterator[tuple[str, ...]]:
-        """Yield who is charged where, and how long it takes."""
-        lanes, longest = self.file.lanes, max(self.file.lanes.values(), default=0)
-        if lanes:
-            words = "plan.longest" if longest > 1 else "plan.customers_count"
-            yield "customers", text(words, count=len(lanes), longest=longest)
-        yield "ledger", *self._ledger()
+        yield "report", _many("replaced", self.replaced), _LOUD
+        longest = max(file.lanes.values(), default=0)
+        yield (
+            "customers",
+            _many("longest" if longest > 1 else "customers_count", [*file.lanes], longest=longest),
+        )
+        yield "ledger", self._ledger(), _LOUD if self.options.ledger and self.known.new else ""
         changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
         yield "to_send", self._to_send(longest)
-        if not self.options.has_token:
-            yield "token", text("plan.no_token")
-        profile = self.options.loaded_profile
-        if url := self.options.base_url or profile.base_url:
-            yield "to", text("plan.service", url=url, name=profile.name)
+        yield "token", "" if self.options.has_token else text("plan.no_token")
+        url = self.options.base_url or profile.base_url
+        yield "to", text("plan.service", url=url, name=profile.name) if url else ""
 
-    def _ledger(self) -> tuple[str, ...]:
+    def _rows(self) -> str:
+        good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)
+        return good + bad + (text("plan.skipped", path=self.skip_bad) if bad and self.skip_bad else "")
+
+    def _ledger(self) -> str:
         known, counts = self.known, Counter(self.known.labels.values())
         if self.options.ledger is None:
-            return (text("plan.no_ledger"),)
+            return text("plan.no_ledger")
         place = location_of(self.options.ledger)
-        if known.new:
-            return place + text("plan.new"), _LOUD
+        if known.new or not counts:
+            return place + text("plan.new" if known.new else "plan.knows_none")
         states = ", ".join(counted(counts[each], each) for each in LABELS if counts[each])
-        words = text("plan.knows", count=counts.total(), counts=states) if counts else text("plan.knows_none")
-        return (place + words + (text("plan.again", count=known.again) if known.again else ""),)
+        words = text("plan.knows", count=counts.total(), counts=states)
+        return place + words + (text("plan.again", count=known.again) if known.again else "")
 
     def _to_send(self, longest_lane: int) -> str:
         if not self.to_send:
@@ -256,7 +245,7 @@ class Plan:
         return text("plan.send", count=self.to_send, time=terminal.duration(seconds), at=end)
 
 
-def _many(key: str, items: Sequence[object], **values: str) -> str:
+def _many(key: str, items: Sequence[object], **values: object) -> str:
     """Return the text of this key with the number of the items and the first ones; an empty text for no items."""
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
 

@@ -9,11 +9,11 @@ from cyclopts import Group, Parameter
 
 from payclient.batch import ChargeRow
 from payclient.cli import terminal
-from payclient.cli.files import check_apart, check_output, write_file
+from payclient.cli.files import check_apart, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
-from payclient.cli.report import Carried, Report, carried_from
+from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import Dialect, bad_rows
@@ -64,12 +64,6 @@ class ShownOptions:
             raise ConfigurationError("--quiet and --json: give one of them")
         return "json" if self.json else "quiet" if self.quiet else "auto"
 
-    def files(self, title: str, window: float, carried: Carried) -> tuple[Report | None, RunPage | None]:
-        """Return the report and the page that are wanted. Nothing is written yet."""
-        report = Report(self.report, carried) if self.report else None
-        page = RunPage(self.html, title=title, window=window, carried=carried) if self.html else None
-        return report, page
-
 
 def charge(
     file: Path,
@@ -111,15 +105,12 @@ def charge(
     mark = shown.report_decimal_mark or written.decimal_mark
     carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
     left_out = _left_out(rows, written.skip_bad, carried.dialect)
-    report, page = shown.files(file.name, profile.sale_window, carried)
-    plan = Plan(
-        file=rows,
-        known=asyncio.run(read_ledger(options, limits, charge_rows(rows))),
-        options=options,
-        limits=limits,
-        skip_bad=written.skip_bad,
-        report=report,
-    )
+    report = Report(shown.report, carried) if shown.report else None
+    window, html = profile.sale_window, shown.html
+    page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
+    known = asyncio.run(read_ledger(options, limits, charge_rows(rows)))
+    skip_bad = written.skip_bad
+    plan = Plan(file=rows, known=known, options=options, limits=limits, skip_bad=skip_bad, report=report)
     _show(plan, shown, can_send)
     if shown.dry_run:
         return 0 if can_send else 2
@@ -131,7 +122,7 @@ def charge(
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, options, limits, report, page=page, look=look))
     if look != "quiet":
-        for line in next_steps(run.tally, location_of(options.ledger), code, profile.sale_window):
+        for line in next_steps(run.tally, location_of(options.ledger), code, window):
             terminal.say(line, whole=True)
     return code
 
@@ -140,7 +131,6 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Pa
     """Return the file of the bad rows, to be written. Raises `ConfigurationError` where it cannot be written."""
     if path is None or not (file.requests and file.bad):
         return None
-    check_output("--skip-bad", path)
     content = bad_rows(file, path, dialect)
     if path.exists() and path.read_bytes() != content:
         # Somebody may have corrected them there.
@@ -169,8 +159,7 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()
     if shown.dry_run and can_send:
-        key = "file.dry_bad" if file.bad else "file.dry"
-        terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
+        terminal.say(text("file.dry", name=file.path.name, count=len(file.requests)))
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:

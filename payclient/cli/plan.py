@@ -114,18 +114,6 @@ class Plan:
         return len(self.file.requests) - len(self.known.labels) + self.known.again
 
     @property
-    def are_small(self) -> bool:
-        """Whether all amounts may be units that were read as cents, since no option says which they are."""
-        amounts = [each.amount for each in self.file.requests]
-        return self.file.guessed_cents and max(amounts, default=SMALL) < SMALL
-
-    @property
-    def lost(self) -> list[str]:
-        """Rows that an earlier report calls paid or open, and the ledger lacks: all would be charged again."""
-        keys = (each.client_transaction_id for each in self.file.requests if self.options.ledger)
-        return [key for key in keys if self.earlier.get(defuse(key)) and key not in self.known.labels]
-
-    @property
     def renamed(self) -> list[str]:
         """Rows to be sent that an earlier report calls paid or open under other ids.
 
@@ -149,25 +137,28 @@ class Plan:
 
     def check(self) -> None:
         """Raise `ConfigurationError` where nothing may be sent."""
-        if self.are_small:
+        requests, known = self.file.requests, self.known
+        if self.file.guessed_cents and max((each.amount for each in requests), default=SMALL) < SMALL:
             raise ConfigurationError(
                 "every amount is less than 10.00: give --amounts decimal where 25 means 25.00, or --amounts cents "
                 "where it means 0.25; nothing was sent"
             )
-        if (lost := self.lost) and self.report is not None:
+        name = self.report.path.name if self.report else ""
+        keys = [each.client_transaction_id for each in requests if self.options.ledger]
+        if lost := [key for key in keys if self.earlier.get(defuse(key)) and key not in known.labels]:
             raise ConfigurationError(
-                f"--report {self.report.path.name} calls {len(lost):,} rows paid or open that the ledger does not know "
+                f"--report {name} calls {len(lost):,} rows paid or open that the ledger does not know "
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
-        if zeros := [f"{key}: {other}" for key, other in self.known.zeros.items()]:
+        if zeros := [f"{key}: {other}" for key, other in known.zeros.items()]:
             raise ConfigurationError(
                 f"{len(zeros):,} ids are in the ledger with other zeros in front ({terminal.listed(zeros, SHOWN)}): "
                 "did a spreadsheet drop them? Write them as they were charged; nothing was sent"
             )
-        if (renamed := self.renamed) and self.report is not None:
+        if renamed := self.renamed:
             raise ConfigurationError(
-                f"--report {self.report.path.name} calls {len(renamed):,} rows paid or open that are in the file under "
+                f"--report {name} calls {len(renamed):,} rows paid or open that are in the file under "
                 f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines and with the same amounts: give the "
                 "--key or the file that charged them, or another --report where it is another charge; nothing was sent"
             )

@@ -130,11 +130,10 @@ def cell_text(value: object, mark: str) -> str:
 def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
     """Return the bad rows in UTF-8: of a table as CSV with the reason in a last column `fault`, of JSONL as they are.
 
-    Raises `ConfigurationError` for a path that ends in another way.
+    Raises `ConfigurationError` where they cannot be written to this path.
     """
     kind = file.path.suffix.lower()
-    if path.suffix.lower() != (wanted := ".csv" if kind in SHEETS else kind):
-        raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
+    check_output("--skip-bad", path, ".csv" if kind in SHEETS else kind)
     if not file.records.names:
         lines = (f"{row.source.strip()}\n" for row in file.bad)
         return "".join(lines).encode("utf-8", "surrogateescape")

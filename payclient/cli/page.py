@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
-from payclient.cli.terminal import duration, money
+from payclient.cli.terminal import duration, sums
 from payclient.cli.texts import counted, label, language, reason, text
 from payclient.errors import ConfigurationError
 from payclient.events import sanitize_text
@@ -103,8 +103,8 @@ def _seconds_to_answer(line: Line) -> float:
     return inf if line.created_at is None or end is None else max(end - line.created_at, 0.0)
 
 
-def _money(sums: Mapping[str, int]) -> list[str]:
-    return [sanitize_text(money(cents, currency)) for currency, cents in sums.items()]
+def _money(totals: Mapping[str, int]) -> list[str]:
+    return [sanitize_text(each) for each in sums(totals)]
 
 
 def _written(number: str) -> str:

@@ -11,7 +11,6 @@ import re
 import select
 import shlex
 import signal
-import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,15 +31,14 @@ from payclient.errors import ConfigurationError
 #: Bytes that a write to a pipe takes without waiting, once `select` returns the pipe (POSIX: 512 or more).
 AT_ONCE = 512
 
-#: What a full pipe or a stopped terminal did not take yet, by the name of the stream.
-_unsent: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-
 
 class _StandardStream(io.TextIOBase):
     """The current `sys.stdout` or `sys.stderr`; its write errors are ignored."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        #: What a full pipe or a stopped terminal did not take yet.
+        self._unsent = bytearray()
 
     def _call(self, method: str, *arguments: str) -> Any:
         try:
@@ -48,33 +46,25 @@ class _StandardStream(io.TextIOBase):
         except (OSError, ValueError, AttributeError):
             return None
 
-    def _waiter(self) -> int | None:
-        """Return the number of what may hold a writer up: a pipe or a terminal. Windows cannot tell."""
-        try:
-            number: int = getattr(sys, self._name).fileno()
-            kind = stat.S_IFMT(os.fstat(number).st_mode)
-        except (OSError, ValueError, AttributeError):
-            return None
-        can_wait = sys.platform != "win32" and kind in (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR)
-        return number if can_wait else None
-
     def write(self, text: str) -> int:
         raw = text.encode(self.encoding, "replace")
-        if self._waiter() is None:
+        if (
+            sys.platform == "win32" or self._call("fileno") is None
+        ):  # `select` cannot tell whether it is ready
             self._call("write", raw.decode(self.encoding))
         else:
-            _unsent[self._name] += raw
+            self._unsent += raw
             self.send()
         return len(text)
 
     def send(self, seconds: float | None = 0) -> None:
         """Write what is not written yet, as far as it is taken; wait so long for room (None: however long)."""
-        unsent, number = _unsent[self._name], self._waiter()
+        number = self._call("fileno")
         try:
-            while unsent and number is not None and select.select([], [number], [], seconds)[1]:
-                del unsent[: os.write(number, unsent[:AT_ONCE])]
-        except (OSError, ValueError):  # the reader has gone
-            unsent.clear()
+            while self._unsent and select.select([], [number], [], seconds)[1]:
+                del self._unsent[: os.write(number, self._unsent[:AT_ONCE])]
+        except (OSError, ValueError, TypeError):  # the reader has gone, or the stream is closed
+            self._unsent.clear()
 
     def flush(self) -> None:
         self._call("flush")
@@ -87,16 +77,17 @@ class _StandardStream(io.TextIOBase):
         return getattr(getattr(sys, self._name), "encoding", None) or "utf-8"
 
 
+_STDOUT, _STDERR = _StandardStream("stdout"), _StandardStream("stderr")
+
+
 def out() -> Console:
     """Return the console for results; in a pipe it is wide, so that each row of a table keeps to one line."""
-    stream = _StandardStream("stdout")
-    return Console(
-        file=cast(IO[str], stream), highlight=False, soft_wrap=True, width=None if stream.isatty() else 240
-    )
+    width = None if _STDOUT.isatty() else 240
+    return Console(file=cast(IO[str], _STDOUT), highlight=False, soft_wrap=True, width=width)
 
 
 #: The console for progress, questions and warnings.
-err: Console = Console(file=cast(IO[str], _StandardStream("stderr")), highlight=False, soft_wrap=True)
+err: Console = Console(file=cast(IO[str], _STDERR), highlight=False, soft_wrap=True)
 
 #: The arguments of this run, for the command that continues it.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -118,8 +109,8 @@ def settle() -> None:
     Otherwise the interpreter would fail to flush the stream at its end, and exit with 120.
     """
     with suppress(KeyboardInterrupt):
-        for name in _unsent:
-            _StandardStream(name).send(None)
+        for standard in (_STDOUT, _STDERR):
+            standard.send(None)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -156,9 +147,8 @@ def plain(text: str) -> None:
     """Write a line to stdout; what is not printable is escaped."""
     from payclient.events import escape_text  # `--help` needs no ledger
 
-    stream = _StandardStream("stdout")
-    stream.write(f"{escape_text(text)}\n")
-    stream.flush()
+    _STDOUT.write(f"{escape_text(text)}\n")
+    _STDOUT.flush()
 
 
 def complain(text: str) -> None:

@@ -19,13 +19,14 @@ import attrs
 import pytest
 
 import control
+from payclient.cli import main
 from payclient.profile import find_profile
 from payclient.simulator import Answers, Simulator, SimulatorThread
 
 __all__ = [
-    "PYTHON", "ROOT", "TOKEN", "Said", "Service", "charge_arguments", "check_truth", "clean_environment", "crowd",
-    "mixed", "read_report", "rows_of", "silent", "simulated", "start", "unwilling", "wait_until", "willing",
-    "write_csv", "write_jsonl",
+    "PYTHON", "ROOT", "TOKEN", "Charge", "Said", "Service", "charge", "charge_arguments", "check_truth",
+    "clean_environment", "crowd", "mixed", "read_report", "rows_of", "silent", "simulated", "start", "unwilling",
+    "wait_until", "willing", "write_csv", "write_jsonl",
 ]  # fmt: skip
 
 TOKEN = "token-never-shown"
@@ -200,6 +201,37 @@ def charge_arguments(service: Service, file: Path, *more: str, ledger: str | Non
         "charge", str(file), "--base-url", service.url, "--profile", str(service.profile), "--ledger", ledger,
         "--new-ledger", "--yes", *more,
     ]  # fmt: skip
+
+
+@attrs.frozen
+class Ran:
+    """A run that ended: its exit code, and what it printed, with one blank for each line break."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def report(self) -> dict[str, dict[str, str]]:
+        return read_report(self.folder / "report.csv")
+
+
+Charge = Callable[..., Ran]
+
+
+@pytest.fixture
+def charge(tmp_path: Path, capfd: Said) -> Charge:
+    """Charge rows, or a file, of a service: `charge.csv`, `ledger.db` and `report.csv` lie in one folder."""
+
+    def run(service: Service, rows: list[dict[str, Any]] | Path, *options: str) -> Ran:
+        file = rows if isinstance(rows, Path) else write_csv(tmp_path / "charges.csv", rows)
+        report = () if "--report" in options else ("--report", str(tmp_path / "report.csv"))
+        capfd.readouterr()
+        code = main(charge_arguments(service, file, *report, *options))
+        return Ran(code, *(" ".join(text.split()) for text in capfd.readouterr()), tmp_path)
+
+    return run
 
 
 def read_report(path: Path) -> dict[str, dict[str, str]]:

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
-from cli_runs import clean_environment, mixed, silent, unwilling, willing
+from cli_runs import charge, clean_environment, mixed, silent, unwilling, willing
 from fake_service import FakeService
 from payclient import session
 from payclient.ledger import Ledger, open_ledger
@@ -29,6 +29,7 @@ from postgres_server import database, new_database, postgres
 
 # Fixtures
 __all__ = [
+    "charge",
     "clean_environment",
     "database",
     "mixed",

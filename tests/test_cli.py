@@ -1,7 +1,6 @@
 """`payclient charge`, `sale`, `prepare` and `status`: outcomes, exit codes and signals, against a simulated service."""
 
 import asyncio
-import json
 import re
 import signal
 import sqlite3
@@ -16,6 +15,7 @@ import payclient
 from cli_runs import (
     ROOT,
     TOKEN,
+    Charge,
     Said,
     Service,
     charge_arguments,
@@ -38,90 +38,72 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 # --- Whole files
 
 
-def test_rows_of_one_purchase_are_charged_once(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_rows_of_one_purchase_are_charged_once(willing: Service, tmp_path: Path, charge: Charge) -> None:
     """Two rows of one order, with orders in them: the second is not sent, and report, page and terminal say why."""
     rows = rows_of("cart", 3)
     for number, row in enumerate(rows):
         row |= {"pedido": f"order-{min(number, 1)}", "order": {"billTo": {"firstName": "Ana"}}}
-    file, report = write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "report.csv"
-    arguments = charge_arguments(willing, file, "--report", str(report), "--map", "purchase=pedido")
-    main(arguments)
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    charge(willing, file, "--map", "purchase=pedido")
     # Once more, since the two may have been under way at the same time.
-    assert main([*arguments, "--html", str(tmp_path / "report.html")]) == 3
-    paid, unsent = (
-        [row for row in read_report(report).values() if row["paid"] == p] for p in ("true", "false")
-    )
+    ran = charge(willing, file, "--map", "purchase=pedido", "--html", str(tmp_path / "report.html"))
+    assert ran.code == 3
+    paid, unsent = ([row for row in ran.report.values() if row["paid"] == p] for p in ("true", "false"))
     assert (len(paid), len(unsent)) == (2, 1)
     (row,) = unsent
     assert (row["state"], row["evidence"], row["purchase"]) == ("", "already paid", "order-1")
     winner = next(each for each in paid if each["purchase"] == row["purchase"])
     assert row["message"] == f"this purchase is paid by {winner['client_transaction_id']}; nothing was sent"
     assert sorted(willing.truth("cart")) == sorted(each["client_transaction_id"] for each in paid)
-    assert "1 already paid: this purchase is paid by" in capfd.readouterr().err
+    assert "1 already paid: this purchase is paid by" in ran.err
     assert "Another charge of the same purchase is paid" in (tmp_path / "report.html").read_text()
 
 
-def test_a_purchase_that_is_open_is_called_so(silent: Service, tmp_path: Path) -> None:
+def test_a_purchase_that_is_open_is_called_so(silent: Service, charge: Charge) -> None:
     """Nothing is sent for the second row, for which nobody knows: exit code 4, and the report says what is open."""
-    file = write_jsonl(tmp_path / "rows.jsonl", [row | {"purchase": "x"} for row in rows_of("open", 2)])
-    report = tmp_path / "report.jsonl"
-    assert main(charge_arguments(silent, file, "--wait", "0", "--report", str(report))) == 4
-    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    ran = charge(silent, [row | {"purchase": "x"} for row in rows_of("open", 2)], "--wait", "0")
+    assert ran.code == 4
+    lines = ran.report.values()
     (sent,), (unsent,) = ([line for line in lines if bool(line["state"]) is was] for was in (True, False))
-    assert (unsent["paid"], unsent["evidence"]) == (None, "purchase open")
+    assert (unsent["paid"], unsent["evidence"]) == ("", "purchase open")
     assert sent["client_transaction_id"] in unsent["message"]
     assert list(silent.truth("open")) == [sent["client_transaction_id"]]
 
 
-def test_a_csv_finishes_and_a_second_run_sends_nothing(mixed: Service, tmp_path: Path, capfd: Said) -> None:
+def test_a_csv_finishes_and_a_second_run_sends_nothing(mixed: Service, charge: Charge) -> None:
     """Every outcome is the service's, the report has them all, and the same command again asks for nothing."""
     rows = rows_of("csv", 60)
-    file, report = write_csv(tmp_path / "charges.csv", rows), tmp_path / "report.csv"
-    arguments = charge_arguments(mixed, file, "--report", str(report), "--max-in-flight", "50")
-    assert main(arguments) == 3
-    truth, lines = mixed.truth("csv-"), read_report(report)
+    ran = charge(mixed, rows)
+    truth, lines, before = mixed.truth("csv-"), ran.report, mixed.counts()
     assert len(truth) == len(lines) == 60
     check_truth(lines, truth)
     assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
     assert lines["csv-7"]["amount"] == "1157"
-    before = mixed.counts()
-    assert main(arguments) == 3
+    again = charge(mixed, rows)
+    assert ran.code == again.code == 3
     assert mixed.counts() == before
     assert before["duplicates"] == {}
-    assert read_report(report) == lines
-    said = capfd.readouterr()
-    for text in (*said, report.read_text()):
+    assert again.report == lines
+    for text in (ran.out, ran.err, again.out, again.err, str(lines)):
         assert TOKEN not in text
         assert rows[0]["phone_number"][:7] not in text  # a transaction id may hold the first four
     accepted = sum(line["paid"] == "true" for line in lines.values())
-    assert re.search(rf"accepted +yes +{accepted} ", said.out)
-
-
-def test_a_line_for_machines_is_whole_however_long(willing: Service, tmp_path: Path, capfd: Said) -> None:
-    """Many outcomes, or the path of a report, make an event long; cut, no machine reads how the run ended."""
-    folder = tmp_path / ("d" * 250) / ("e" * 250)
-    folder.mkdir(parents=True)
-    arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("whole", 1)), "--json")
-    assert main([*arguments, "--report", str(folder / "report.csv")]) == 0
-    events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert events[-1]["report"] == str(folder / "report.csv")
-    assert events[-1]["exit_code"] == 0
+    assert f"accepted yes {accepted} " in again.out
 
 
 def test_a_token_that_is_not_taken_stops_the_sending(
-    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+    willing: Service, monkeypatch: pytest.MonkeyPatch, charge: Charge
 ) -> None:
     """One 401, and the rest is never sent: an empty state, exit 4. The next run sends the row that met it as well."""
     monkeypatch.setenv("PAYCLIENT_TOKEN", "another-token")
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("refused", 20)), tmp_path / "report.csv"
-    assert main(charge_arguments(willing, file, "--report", str(report), "--max-in-flight", "1")) == 4
-    states = [line["state"] for line in read_report(report).values()]
-    assert (len(states), set(states)) == (20, {"refused", ""})
+    ran = charge(willing, rows_of("refused", 20), "--max-in-flight", "1")
+    states = [line["state"] for line in ran.report.values()]
+    assert (ran.code, len(states), set(states)) == (4, 20, {"refused", ""})
     assert states.count("refused") < 5
     assert willing.truth("refused-") == {}
-    assert "401" in capfd.readouterr().err
+    assert "401" in ran.err
     monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
-    assert main(charge_arguments(willing, file, "--report", str(report))) == 0
+    assert charge(willing, rows_of("refused", 20)).code == 0
 
 
 # --- Bad input: exit 2, one line, nothing sent
@@ -166,16 +148,16 @@ def test_bad_settings_are_one_line_and_exit_2(arguments: str, said: str, capfd: 
     assert TOKEN not in err
 
 
-def test_faults_are_all_shown_before_anything_is_sent(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_faults_are_all_shown_before_anything_is_sent(
+    willing: Service, tmp_path: Path, charge: Charge
+) -> None:
     """A fault in the last row keeps the first from being sent, and no value is repeated."""
-    rows = rows_of("fault", 60)
-    for row in rows[3:]:
-        row["amount_with_tax"] = "10.51"
-    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 2
-    err = capfd.readouterr().err
-    assert "lines 5, 6, 7, 8, 9, ... (57 rows), amount_with_tax: must be whole cents" in err
-    assert "57 faults; nothing was sent" in err
-    assert not re.search("10.51|0977", err)
+    good, bad = rows_of("fault", 60)[:3], rows_of("fault", 60)[3:]
+    ran = charge(willing, [*good, *(row | {"amount_with_tax": "10.51"} for row in bad)])
+    assert ran.code == 2
+    assert "lines 5, 6, 7, 8, 9, ... (57 rows), amount_with_tax: must be whole cents" in ran.err
+    assert "57 faults; nothing was sent" in ran.err
+    assert not re.search("10.51|0977", ran.err)
     assert willing.truth("fault") == {}
     assert not (tmp_path / "ledger.db").exists()
 

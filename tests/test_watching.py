@@ -271,14 +271,16 @@ def events_of(text: str) -> list[dict[str, Any]]:
 def test_events_for_machines_and_a_page_that_is_rebuilt(mixed: Service, tmp_path: Path, capfd: Said) -> None:
     """`--json`: begin, a row each, the end, and nothing else on stdout; again, it sends nothing and writes the page."""
     file, page = write_csv(tmp_path / "charges.csv", rows_of("json", 20)), tmp_path / "page.html"
-    arguments = charge_arguments(mixed, file, "--json", "--html", str(page))
+    report = tmp_path / ("d" * 250) / ("e" * 250) / "report.csv"  # makes a long event, which stays whole
+    report.parent.mkdir(parents=True)
+    arguments = charge_arguments(mixed, file, "--json", "--html", str(page), "--report", str(report))
     assert main(arguments) == 3
     events = events_of(capfd.readouterr().out)
     kinds = [event["event"] for event in events if event["event"] != "progress"]
     assert kinds == ["begin", *["row"] * 20, "end"]
     assert len({event["client_transaction_id"] for event in events if event["event"] == "row"}) == 20
     end = events[-1]
-    assert (end["exit_code"], end["done"], end["html"]) == (3, 20, str(page))
+    assert (end["exit_code"], end["done"], end["html"], end["report"]) == (3, 20, str(page), str(report))
     assert sum(outcome["rows"] for outcome in end["outcomes"].values()) == 20
     assert "0977" not in page.read_text() + json.dumps(events)
     first = read_page(page.read_text())

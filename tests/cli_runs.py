@@ -195,12 +195,12 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def charge_arguments(service: Service, file: Path, *more: str, ledger: str | None = None) -> list[str]:
-    ledger = ledger or f"sqlite:{file.parent / 'ledger.db'}"
-    return [
-        "charge", str(file), "--base-url", service.url, "--profile", str(service.profile), "--ledger", ledger,
-        "--new-ledger", "--yes", *more,
-    ]  # fmt: skip
+def charge_arguments(service: Service, file: Path, *more: str) -> list[str]:
+    """The command line that charges a file; `more` may have other values of the same options."""
+    ledger = f"sqlite:{file.parent / 'ledger.db'}"
+    options = {"--base-url": service.url, "--profile": str(service.profile), "--ledger": ledger}
+    given = [each for option in options.items() if option[0] not in more for each in option]
+    return ["charge", str(file), *given, "--new-ledger", "--yes", *more]
 
 
 @attrs.frozen

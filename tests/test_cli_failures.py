@@ -16,6 +16,7 @@ import pytest
 from cli_runs import (
     PYTHON,
     ROOT,
+    Charge,
     Said,
     Service,
     charge_arguments,
@@ -185,20 +186,19 @@ def test_a_report_on_a_full_disk_ends_the_sending(unwilling: Service, tmp_path: 
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
 
 
-def test_without_sighup_it_charges(willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sighup_it_charges(willing: Service, monkeypatch: pytest.MonkeyPatch, charge: Charge) -> None:
     """As Windows."""
     monkeypatch.delattr("signal.SIGHUP")
-    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("windows", 2)))) == 0
+    assert charge(willing, rows_of("windows", 2)).code == 0
 
 
-def test_a_batch_ends_soon_where_nobody_answers(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_a_batch_ends_soon_where_nobody_answers(willing: Service, charge: Charge) -> None:
     """Not each of 100 rows is tried: the first few tell, and the reason stands on the terminal."""
     away = Service("http://127.0.0.1:9", willing.profile)
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("nowhere", 100)), tmp_path / "report.csv"
-    assert main(charge_arguments(away, file, "--report", str(report), "--max-in-flight", "4")) == 4
-    err = " ".join(capfd.readouterr().err.split())
-    assert "5 charges in a row did not reach the service" in err
-    assert "not sent yet: 5 charges" in err
-    lines = read_report(report).values()
+    ran = charge(away, rows_of("nowhere", 100), "--max-in-flight", "4")
+    assert ran.code == 4
+    assert "5 charges in a row did not reach the service" in ran.err
+    assert "not sent yet: 5 charges" in ran.err
+    lines = ran.report.values()
     assert {(line["state"], line["paid"]) for line in lines} == {("", "")}
     assert sum("5 charges in a row" not in line["message"] for line in lines) < 15

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from python_calamine import CalamineWorkbook
 
 from cli_runs import (
-    Said,
+    Charge,
     Service,
     charge_arguments,
     crowd,
@@ -53,51 +52,45 @@ def spanish(path: Path, *names: str, prefix: str, bad: bool = False) -> Path:
     return path
 
 
-def spanish_arguments(
-    service: Service, file: Path, *more: str, ignore: Sequence[str] = ("--ignore", "correo")
-) -> list[str]:
-    return charge_arguments(
-        service, file, "--key", "clave", "--map", "phone_number=telefono", "--map", "amount_without_tax=total",
-        "--set", "country_code=593", "--set", "currency=USD", "--set", "store_id=S1", "--amounts", "decimal",
-        *ignore, *more,
-    )  # fmt: skip
+#: The columns of such a file, and what it lacks.
+SPANISH = [
+    "--key", "clave", "--map", "phone_number=telefono", "--map", "amount_without_tax=total", "--set",
+    "country_code=593", "--set", "currency=USD", "--set", "store_id=S1", "--amounts", "decimal",
+]  # fmt: skip
 
 
-def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path) -> None:
+def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path, charge: Charge) -> None:
     """Its delimiter, its decimal mark, a byte order mark for a spreadsheet; its lines and the columns to keep."""
-    report = tmp_path / "r.csv"
     file = spanish(tmp_path / "c.csv", "Begoña", "Íñigo", prefix="own")
-    arguments = spanish_arguments(willing, file, "--keep", "Nombre", "--report", str(report))
-    assert main(arguments) == 0
-    raw = report.read_bytes()
+    options = [*SPANISH, "--ignore", "correo", "--keep", "Nombre"]
+    ran = charge(willing, file, *options)
+    raw = (tmp_path / "report.csv").read_bytes()
     assert raw.startswith(b"\xef\xbb\xbfclient_transaction_id;line;Nombre;")
-    rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig")), delimiter=";"))
-    assert [(row["line"], row["Nombre"], row["amount"], row["amount_units"]) for row in rows] == [
+    assert [
+        (row["line"], row["Nombre"], row["amount"], row["amount_units"]) for row in ran.report.values()
+    ] == [
         ("2", "Begoña", "125050", "1250,50"),
         ("3", "Íñigo", "125050", "1250,50"),
     ]
     assert b"correo" not in raw
-    assert main(arguments) == 0, "it is known as a report of ours"
-    other = ["--report-delimiter", "tab", "--report-decimal-mark", "."]
-    assert main([*arguments, *other]) == 0
-    assert "\t125050\t1250.50\tUSD\t" in report.read_text(encoding="utf-8-sig")
+    again = charge(willing, file, *options)  # it is known as a report of ours
+    other = charge(willing, file, *options, "--report-delimiter", "tab", "--report-decimal-mark", ".")
+    assert ran.code == again.code == other.code == 0
+    assert "\t125050\t1250.50\tUSD\t" in (tmp_path / "report.csv").read_text(encoding="utf-8-sig")
 
 
-def test_another_files_report_is_replaced_with_a_word(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_another_files_report_is_replaced_with_a_word(
+    willing: Service, tmp_path: Path, charge: Charge
+) -> None:
     """In the plan, and with --yes in a line; nothing where the same file is charged again."""
-    report, rows = tmp_path / "r.csv", rows_of("first", 3)
-    first, second = (
-        charge_arguments(willing, write_csv(tmp_path / name, some), "--report", str(report))
-        for name, some in (("a.csv", rows), ("b.csv", rows[:1]))
-    )
-    assert main(first) == 0
-    assert report.read_bytes().startswith(b"client_transaction_id,line,"), "as the file: no byte order mark"
-    assert main(first) == 0
-    assert "is replaced" not in capfd.readouterr().err
-    assert main([*second, "--dry-run"]) == 0
-    assert "the report that is there tells of 2 rows" in " ".join(capfd.readouterr().out.split())
-    assert main(second) == 0
-    assert "tells of 2 rows that this file lacks, and is replaced" in " ".join(capfd.readouterr().err.split())
+    rows = rows_of("first", 3)
+    assert charge(willing, rows).code == 0
+    head = (tmp_path / "report.csv").read_bytes()
+    assert head.startswith(b"client_transaction_id,line,"), "as the file: no byte order mark"
+    assert "is replaced" not in charge(willing, rows).err
+    words = "tells of 2 rows that this file lacks, and is replaced"
+    assert words in charge(willing, rows[:1], "--dry-run").out
+    assert words in charge(willing, rows[:1]).err
 
 
 @pytest.mark.parametrize(
@@ -110,7 +103,7 @@ def test_another_files_report_is_replaced_with_a_word(willing: Service, tmp_path
     ],
 )
 def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
-    willing: Service, tmp_path: Path, options: str, begin: str, units: str, balance: str
+    willing: Service, tmp_path: Path, charge: Charge, options: str, begin: str, units: str, balance: str
 ) -> None:
     """A spreadsheet in Spanish parts cells by `;` and takes 0.5 for a date: the report, and the rows left out."""
     key = options.replace("-", "").replace(" ", "")  # each case's own
@@ -118,11 +111,12 @@ def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
     book.active.append(["clave", "telefono", "total", "saldo"])
     book.active.append([key, "0991000001", 12.5, 0.5])
     book.active.append(["x-2", "", 1, 0.5])
-    file, report, bad = tmp_path / "c.xlsx", tmp_path / "r.csv", tmp_path / "bad.csv"
+    file, bad = tmp_path / "c.xlsx", tmp_path / "bad.csv"
     book.save(file)
-    more = ["--keep", "saldo", "--report", str(report), "--skip-bad", str(bad), *options.split()]
-    assert main(spanish_arguments(willing, file, *more, ignore=())) == 0
-    text = report.read_text(encoding="utf-8-sig")
+    assert (
+        charge(willing, file, *SPANISH, "--keep", "saldo", "--skip-bad", str(bad), *options.split()).code == 0
+    )
+    text = (tmp_path / "report.csv").read_text(encoding="utf-8-sig")
     assert text.startswith(begin)
     assert units in text
     assert balance in text
@@ -147,31 +141,31 @@ def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path)
     assert Report(path, CARRIED).earlier == {"row-1": (2, 125050, "USD"), "row-2": None}
 
 
-def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, charge: Charge) -> None:
     """Neither somebody's own file, nor the rows themselves, nor what has another ending or no folder."""
     book = openpyxl.Workbook()
     book.active.append(["name", "phone"])
     book.save(tmp_path / "mine.xlsx")
     for name in ("mine.csv", "mine.jsonl", "text.xlsx"):
         (tmp_path / name).write_text("name,phone\nAna,0991\n")
-    file = write_csv(tmp_path / "charges.csv", rows_of("alone", 1))
+    write_csv(tmp_path / "charges.csv", rows_of("alone", 1))
     for name in ("mine.csv", "mine.jsonl", "mine.xlsx", "text.xlsx", "charges.csv", "r.xls", "no/r.csv"):
         path = tmp_path / name
         before = path.exists() and path.read_bytes()
-        assert main(charge_arguments(willing, file, "--report", str(path))) == 2
+        ran = charge(willing, tmp_path / "charges.csv", "--report", str(path))
+        assert ran.code == 2
         assert (path.exists() and path.read_bytes()) == before
-        assert ("is not a report" in capfd.readouterr().err) is name.startswith(("mine", "text"))
+        assert ("is not a report" in ran.err) is name.startswith(("mine", "text"))
     assert willing.truth("alone-") == {}
 
 
-def test_a_column_of_a_charge_can_be_kept(willing: Service, tmp_path: Path) -> None:
+def test_a_column_of_a_charge_can_be_kept(willing: Service, charge: Charge) -> None:
     """It is read as ever; one named as a column of the report has another name there."""
-    report = tmp_path / "r.jsonl"
-    file = write_csv(tmp_path / "c.csv", rows_of("both", 1))
-    kept = ["--keep", "phone_number", "--keep", "currency"]
-    assert main(charge_arguments(willing, file, "--report", str(report), *kept)) == 0
-    assert '"phone_number": "09' in report.read_text()
-    assert '"currency (file)": "' in report.read_text()
+    (line,) = charge(
+        willing, rows_of("both", 1), "--keep", "phone_number", "--keep", "currency"
+    ).report.values()
+    assert line["phone_number"].startswith("09")
+    assert line["currency (file)"] == line["currency"]
 
 
 def test_the_page_names_who_did_not_pay_and_what_was_left_out(tmp_path: Path) -> None:
@@ -189,17 +183,18 @@ def test_the_page_names_who_did_not_pay_and_what_was_left_out(tmp_path: Path) ->
     assert "The run goes on" in (tmp_path / "r.html").read_text()
 
 
-def test_no_phone_and_no_address_is_in_what_a_run_leaves(willing: Service, tmp_path: Path) -> None:
+def test_no_phone_and_no_address_is_in_what_a_run_leaves(
+    willing: Service, tmp_path: Path, charge: Charge
+) -> None:
     """Unless it was asked for, not even of rows that are left out."""
-    file = spanish(tmp_path / "c.csv", "Ana", prefix="shy", bad=True)
-    paths = [tmp_path / "r.csv", tmp_path / "r.html"]
-    more = ["--keep", "nombre", "--report", str(paths[0]), "--html", str(paths[1])]
-    assert main(spanish_arguments(willing, file, *more, "--skip-bad", str(tmp_path / "bad.csv"))) == 0
-    for path in paths:
+    file, page = spanish(tmp_path / "c.csv", "Ana", prefix="shy", bad=True), tmp_path / "r.html"
+    more = ["--ignore", "correo", "--keep", "nombre", "--html", str(page)]
+    assert charge(willing, file, *SPANISH, *more, "--skip-bad", str(tmp_path / "bad.csv")).code == 0
+    for path in (tmp_path / "report.csv", page):
         text = path.read_text(encoding="utf-8-sig")
         assert "correo" not in text
         assert "09910" not in text
-    assert "Beto" in paths[1].read_text()
+    assert "Beto" in page.read_text()
 
 
 def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
@@ -219,58 +214,47 @@ def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
         lost.begin()
 
 
-def test_a_report_ahead_of_the_ledger_is_a_refusal(silent: Service, tmp_path: Path, capfd: Said) -> None:
+def test_a_report_ahead_of_the_ledger_is_a_refusal(silent: Service, tmp_path: Path, charge: Charge) -> None:
     """Rows that it calls sent and not decided would be charged again by a ledger that does not know them."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("knows", 4)), tmp_path / "r.jsonl"
-    arguments = charge_arguments(silent, file, "--report", str(report), "--wait", "0")
-    assert main(arguments) == 4
-    text = report.read_text()
+    rows, report = rows_of("knows", 4), str(tmp_path / "r.jsonl")
+    assert charge(silent, rows, "--report", report, "--wait", "0").code == 4
+    text = Path(report).read_text()
     assert {json.loads(row)["state"] for row in text.splitlines()} == {"pending"}
     before = silent.counts()
     (tmp_path / "ledger.db").unlink()
-    assert main(arguments) == 2
-    err = " ".join(capfd.readouterr().err.split())
-    assert "calls 4 rows paid or open that the ledger does not know (knows-0," in err
+    ran = charge(silent, rows, "--report", report, "--wait", "0")
+    assert ran.code == 2
+    assert "calls 4 rows paid or open that the ledger does not know (knows-0," in ran.err
     assert silent.counts() == before
-    assert report.read_text() == text
+    assert Path(report).read_text() == text
 
 
 @pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.xlsx"])
 def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
-    willing: Service, tmp_path: Path, capfd: Said, name: str
+    willing: Service, tmp_path: Path, charge: Charge, name: str
 ) -> None:
     """They are of another column now: what was paid would be charged again. Another amount is another charge."""
-    report, rows = tmp_path / name, rows_of(f"by-{name}", 3)
-    file, other = (
-        tmp_path / "charges.csv",
-        [{**row, "invoice": f"o-{name}-{n}"} for n, row in enumerate(rows)],
-    )
-    arguments = charge_arguments(willing, write_csv(file, other), "--report", str(report), "--ignore-rest")
-    by_invoice = [*arguments, "--key", "invoice", "--ignore", "client_transaction_id"]
-    assert main(arguments) == 0
+    rows = [row | {"invoice": f"o-{name}-{n}"} for n, row in enumerate(rows_of(f"by-{name}", 3))]
+    options = ["--report", str(tmp_path / name), "--ignore-rest"]
+    by_invoice = [*options, "--key", "invoice", "--ignore", "client_transaction_id"]
+    assert charge(willing, rows, *options).code == 0
     before = willing.counts()
-    assert main(by_invoice) == 2
-    words = f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0,"
-    assert words in " ".join(capfd.readouterr().err.split())
+    ran = charge(willing, rows, *by_invoice)
+    assert ran.code == 2
+    assert f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0," in ran.err
     assert willing.counts() == before
-    write_csv(file, [{**row, "amount_with_tax": 7000} for row in other])
-    assert main(by_invoice) == 0
+    assert charge(willing, [row | {"amount_with_tax": 7000} for row in rows], *by_invoice).code == 0
 
 
 @pytest.mark.parametrize(("first", "then"), [("0017", "17"), ("17", "0017")])
-def test_lost_zeros_are_refused(willing: Service, tmp_path: Path, capfd: Said, first: str, then: str) -> None:
+def test_lost_zeros_are_refused(willing: Service, charge: Charge, first: str, then: str) -> None:
     """A spreadsheet takes it for a number: under the new id what was paid would be charged again."""
-    file, (row,) = tmp_path / "charges.csv", rows_of(f"zeros-{first}", 1)
-    arguments = charge_arguments(
-        willing,
-        write_csv(file, [{**row, "client_transaction_id": first, "phone_number": f"09770{first:0>5}"}]),
-    )
-    assert main(arguments) == 0
+    row = rows_of("zeros", 1)[0] | {"phone_number": f"09770{first:0>5}"}
+    assert charge(willing, [row | {"client_transaction_id": first}]).code == 0
     before = willing.counts()
-    write_csv(file, [{**row, "client_transaction_id": then, "phone_number": f"09770{first:0>5}"}])
-    assert main(arguments) == 2
-    words = f"1 ids are in the ledger with other zeros in front ({then}: {first})"
-    assert words in " ".join(capfd.readouterr().err.split())
+    ran = charge(willing, [row | {"client_transaction_id": then}])
+    assert ran.code == 2
+    assert f"1 ids are in the ledger with other zeros in front ({then}: {first})" in ran.err
     assert willing.counts() == before
 
 
@@ -283,9 +267,9 @@ def test_a_report_ends_with_the_ledgers_word(
     with crowd(tmp_path_factory, "ignore=1", window=120) as service, ThreadPoolExecutor() as other_host:
         assert service.simulator is not None
         service.simulator.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
-        with start(charge_arguments(service, both, "--report", str(report), ledger=ledger)) as first:
+        with start(charge_arguments(service, both, "--report", str(report), "--ledger", ledger)) as first:
             wait_until(lambda: report.exists() and "refused" in report.read_text())
-            again = charge_arguments(service, one, "--retry", "refused", ledger=ledger)
+            again = charge_arguments(service, one, "--retry", "refused", "--ledger", ledger)
             second = other_host.submit(main, again)
             wait_until(lambda: service.truth("word-0").keys() == {"word-0"})
             service.simulator.approve("word-0")
@@ -300,26 +284,27 @@ def test_a_report_ends_with_the_ledgers_word(
     assert first.returncode == 3
 
 
-def test_a_row_charged_with_other_content_is_called_so(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_a_row_charged_with_other_content_is_called_so(
+    willing: Service, tmp_path: Path, charge: Charge
+) -> None:
     """Not "never sent": the id is paid, with another amount, and the page and the table say it."""
-    rows = rows_of("content", 2)
-    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
+    rows, page = rows_of("content", 2), tmp_path / "p.html"
+    assert charge(willing, rows).code == 0
+    (tmp_path / "report.csv").unlink()
     rows[0]["amount_with_tax"] = 7
-    file, report, page = write_csv(tmp_path / "charges.csv", rows), tmp_path / "r.csv", tmp_path / "p.html"
-    capfd.readouterr()
-    assert main(charge_arguments(willing, file, "--dry-run")) == 0
-    plan = " ".join(capfd.readouterr().out.split())
-    assert "knows 2 rows: 1 accepted, 1 other content" in plan
-    assert "changed 1 row with an id that was used with other content" in plan
-    assert "nothing is sent: content-0" in plan
-    assert main(charge_arguments(willing, file, "--report", str(report), "--html", str(page))) == 4
-    said = capfd.readouterr()
-    assert "other content" in said.out
-    assert "not sent yet" not in said.out
+    plan = charge(willing, rows, "--dry-run")
+    assert plan.code == 0
+    assert "knows 2 rows: 1 accepted, 1 other content" in plan.out
+    assert "changed 1 row with an id that was used with other content" in plan.out
+    assert "nothing is sent: content-0" in plan.out
+    ran = charge(willing, rows, "--html", str(page))
+    assert ran.code == 4
+    assert "other content" in ran.out
+    assert "not sent yet" not in ran.out
     assert re.search(
-        r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", said.err
+        r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", ran.err
     )
-    line = read_report(report)["content-0"]
+    line = ran.report["content-0"]
     assert (line["state"], line["paid"], line["amount"]) == ("", "", "157")
     assert "with other content and accepted" in line["message"]
     assert "Other content: 1" in page.read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import payclient
-from cli_runs import Said, Service, charge_arguments, rows_of, simulated, wait_until, write_csv
+from cli_runs import Charge, Said, Service, rows_of, simulated, wait_until, write_csv
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
 from payclient.cli.run import Reach
@@ -225,37 +225,37 @@ def test_which_language_is_meant(tmp_path: Path, capfd: Said, monkeypatch: pytes
         assert ("USD 23,03" in out) is is_spanish
 
 
-def test_small_amounts_are_asked_for(willing: Service, tmp_path: Path, capfd: Said) -> None:
+def test_small_amounts_are_asked_for(willing: Service, charge: Charge) -> None:
     """25 without --amounts is USD 0.25 in the plan, and nothing is sent until it is told which it is."""
-    rows = rows_of("small", 3)
-    for number, row in enumerate(rows):
-        row |= {"amount_with_tax": 25 + number, "tax": 0, "currency": "USD"}
-    file = write_csv(tmp_path / "small.csv", rows)
-    before = willing.counts()
-    assert main(["charge", str(file), "--dry-run"]) == 2
-    out = " ".join(capfd.readouterr().out.split())
-    assert "USD 0.78 USD 0.25 USD 0.27" in out
-    assert main(charge_arguments(willing, file)) == 2
-    assert "give --amounts decimal where 25 means 25.00" in capfd.readouterr().err
-    assert willing.counts() == before
-    assert main(charge_arguments(willing, file, "--amounts", "cents")) == 0
+    rows = [
+        row | {"amount_with_tax": 25 + n, "tax": 0, "currency": "USD"}
+        for n, row in enumerate(rows_of("small", 3))
+    ]
+    ran = charge(willing, rows, "--dry-run")
+    assert ran.code == 2
+    assert "USD 0.78 USD 0.25 USD 0.27" in ran.out
+    ran = charge(willing, rows)
+    assert ran.code == 2
+    assert "give --amounts decimal where 25 means 25.00" in ran.err
+    assert willing.truth("small") == {}
+    assert charge(willing, rows, "--amounts", "cents").code == 0
 
 
-def test_what_is_to_do_stands_at_the_end(silent: Service, tmp_path: Path, capfd: Said) -> None:
+def test_what_is_to_do_stands_at_the_end(silent: Service, charge: Charge) -> None:
     """One line for each thing, with its command; nothing where all is done."""
-    file, report = write_csv(tmp_path / "todo.csv", rows_of("todo", 2)), tmp_path / "todo-report.csv"
-    assert main(charge_arguments(silent, file, "--wait", "0")) == 4
-    assert "to do: 2 rows not finished; run again: payclient charge" in capfd.readouterr().err
+    rows = rows_of("todo", 2)
+    ran = charge(silent, rows, "--wait", "0")
+    assert ran.code == 4
+    assert "to do: 2 rows not finished; run again: payclient charge" in ran.err
     silent.reject("todo")
-    assert main(charge_arguments(silent, file, "--report", str(report))) == 3
-    err = capfd.readouterr().err
-    assert err.count("to do:") == 1
+    ran = charge(silent, rows)
+    assert (ran.code, ran.err.count("to do:")) == (3, 1)
     for words in (
         "to do: 2 rows cancelled",
         "10 s after the first time at the earliest",
         "with a report of its own and the other options of this run: payclient charge NEW_FILE",
     ):
-        assert words in err
+        assert words in ran.err
 
 
 def exchange(status: int | None, error: str | None = None) -> Exchange:
@@ -278,12 +278,13 @@ def test_a_service_that_has_gone_is_told_of_once() -> None:
     assert [reach.note(exchange(200), 131.0), reach.note(exchange(200), 132.0)] == ["reachable", None]
 
 
-def test_a_run_says_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+def test_a_run_says_that_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charge: Charge
+) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.run.AWAY_SECONDS", 0.2)
     # A process: a simulator in this one would leave the connections that it accepts at its end.
     with simulated(tmp_path, "--answers", "ignore=1", window=1) as leaving:
-        file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
 
         def stop() -> None:
             wait_until(lambda: leaving.counts()["created"] == 2)
@@ -292,15 +293,13 @@ def test_a_run_says_that_nobody_answers(tmp_path: Path, monkeypatch: pytest.Monk
         stopper = threading.Thread(target=stop)
         stopper.start()
         try:
-            code = main([*charge_arguments(leaving, file), "--language", "es"])
+            ran = charge(leaving, rows_of("gone", 2), "--language", "es")
         finally:
             stopper.join()
-    assert code == 4
-    err = " ".join(capfd.readouterr().err.split())
-    assert err.count("por hacer:") == 1
-    assert "2 filas sin final conocido; ejecute otra vez más tarde" in err
-    assert err.count("el servicio no responde desde las") == 1
-    assert "revise la red de esta máquina" in err
+    assert (ran.code, ran.err.count("por hacer:")) == (4, 1)
+    assert "2 filas sin final conocido; ejecute otra vez más tarde" in ran.err
+    assert ran.err.count("el servicio no responde desde las") == 1
+    assert "revise la red de esta máquina" in ran.err
 
 
 def test_the_plan_counts_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
@@ -326,16 +325,16 @@ def test_the_plan_counts_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert re.search(r"3 charges; over in \d+ min \d+ s at the latest, at <[\d.]+> if begun now", out)
 
 
-def test_the_page_speaks_the_language(unwilling: Service, tmp_path: Path, capfd: Said) -> None:
+def test_the_page_speaks_the_language(unwilling: Service, tmp_path: Path, charge: Charge) -> None:
     """With its numbers and its money."""
     page = tmp_path / "pagina.html"
-    file = write_csv(tmp_path / "cobros.csv", rows_of("pagina", 2))
-    assert main([*charge_arguments(unwilling, file, "--html", str(page)), "--language", "es"]) == 3
+    ran = charge(unwilling, rows_of("pagina", 2), "--html", str(page), "--language", "es")
+    assert ran.code == 3
     html = page.read_text(encoding="utf-8")
     assert '<html lang="es">' in html
     for words in (
-        "Cobros de cobros.csv", "Pago recibido de 0 de 2 cobros", "Quién no pagó", "Cancelado: 2", "100,0 %",
+        "Cobros de charges.csv", "Pago recibido de 0 de 2 cobros", "Quién no pagó", "Cancelado: 2", "100,0 %",
         "USD 11,51",
     ):  # fmt: skip
         assert words in html
-    assert "cancelado" in capfd.readouterr().out
+    assert "cancelado" in ran.out

@@ -134,32 +134,21 @@ def crowd(folders: pytest.TempPathFactory, answers: str, window: float = 10) -> 
         yield Service(thread.url, profile, simulator=thread)
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Most approve, some reject, some never answer."""
-    with crowd(tmp_path_factory, "approve=0.7,reject=0.2,ignore=0.1", window=1.5) as running:
-        yield running
+def customers(answers: str, window: float = 10) -> Any:
+    """A fixture for each module: a `crowd` that answers so."""
+
+    @pytest.fixture(scope="module")
+    def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+        with crowd(tmp_path_factory, answers, window) as service:
+            yield service
+
+    return running
 
 
-@pytest.fixture(scope="module")
-def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Everybody approves at once."""
-    with crowd(tmp_path_factory, "approve=1") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Everybody rejects at once."""
-    with crowd(tmp_path_factory, "reject=1") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Nobody answers, until the test lets them reject."""
-    with crowd(tmp_path_factory, "ignore=1") as running:
-        yield running
+mixed = customers("approve=0.7,reject=0.2,ignore=0.1", window=1.5)
+willing = customers("approve=1")
+unwilling = customers("reject=1")
+silent = customers("ignore=1")  # until the test lets them reject
 
 
 @pytest.fixture

@@ -70,27 +70,6 @@ def test_a_purchase_that_is_open_is_called_so(silent: Service, charge: Charge) -
     assert list(silent.truth("open")) == [sent["client_transaction_id"]]
 
 
-def test_a_csv_finishes_and_a_second_run_sends_nothing(mixed: Service, charge: Charge) -> None:
-    """Every outcome is the service's, the report has them all, and the same command again asks for nothing."""
-    rows = rows_of("csv", 60)
-    ran = charge(mixed, rows)
-    truth, lines, before = mixed.truth("csv-"), ran.report, mixed.counts()
-    assert len(truth) == len(lines) == 60
-    check_truth(lines, truth)
-    assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
-    assert lines["csv-7"]["amount"] == "1157"
-    again = charge(mixed, rows)
-    assert ran.code == again.code == 3
-    assert mixed.counts() == before
-    assert before["duplicates"] == {}
-    assert again.report == lines
-    for text in (ran.out, ran.err, again.out, again.err, str(lines)):
-        assert TOKEN not in text
-        assert rows[0]["phone_number"][:7] not in text  # a transaction id may hold the first four
-    accepted = sum(line["paid"] == "true" for line in lines.values())
-    assert f"accepted yes {accepted} " in again.out
-
-
 def test_a_token_that_is_not_taken_stops_the_sending(
     willing: Service, monkeypatch: pytest.MonkeyPatch, charge: Charge
 ) -> None:
@@ -111,6 +90,10 @@ def test_a_token_that_is_not_taken_stops_the_sending(
 
 SALE = "sale --phone-number 1 --country-code 593 --currency USD --client-transaction-id x --amount-with-tax=10.50"
 
+FORM = (
+    "prepare --store-id S1 --response-url https://x.example --currency USD --client-transaction-id x --tip 5"
+)
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -130,6 +113,10 @@ SALE = "sale --phone-number 1 --country-code 593 --currency USD --client-transac
         ("charge x.csv --token abc", "Unknown option"),
         ("nothing", "Unknown command"),
         (SALE, "--amount-with-tax"),
+        (f"{SALE[:-3]} --base-url http://127.0.0.1:1 --ledger sqlite:none.db", "none.db is not there"),
+        (f"{FORM} --base-url http://127.0.0.1:1 --ledger sqlite:none.db", "none.db is not there"),
+        ("follow --base-url http://127.0.0.1:1", "give --ledger"),
+        ("follow --base-url http://127.0.0.1:1 --ledger memory: --since -1", "--since"),
         ("simulate --port 0 --answers approve=2", "approve"),
         ("simulate --port 0 --delay 0", "delay"),
         ("simulate --port 99999", "--port"),
@@ -146,6 +133,7 @@ def test_bad_settings_are_one_line_and_exit_2(arguments: str, said: str, capfd: 
     assert (out, err.count("\n")) == ("", 1)
     assert "Traceback" not in err
     assert TOKEN not in err
+    assert not Path("none.db").exists()
 
 
 def test_faults_are_all_shown_before_anything_is_sent(

@@ -17,7 +17,6 @@ from cli_runs import (
     PYTHON,
     ROOT,
     Charge,
-    Said,
     Service,
     charge_arguments,
     crowd,
@@ -27,31 +26,8 @@ from cli_runs import (
     wait_until,
     write_csv,
 )
-from payclient.cli import main
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
-
-
-# --- A ledger that is not there
-
-
-@pytest.mark.parametrize("command", ["sale", "prepare"])
-def test_one_charge_needs_consent_too(willing: Service, tmp_path: Path, command: str, capfd: Said) -> None:
-    """A sale under an id of yesterday's ledger would be charged again."""
-    fields = {
-        "sale": ["--phone-number", "0991", "--country-code", "593"],
-        "prepare": ["--store-id", "S1", "--response-url", "https://shop.example/"],
-    }[command]
-    arguments = [
-        command, *fields, "--currency", "USD", "--client-transaction-id", "consent-1", "--amount-with-tax", "5",
-        "--base-url", willing.url, "--profile", str(willing.profile), "--ledger", f"sqlite:{tmp_path / 'l.db'}",
-    ]  # fmt: skip
-    assert main(arguments) == 2
-    assert "is not there" in capfd.readouterr().err
-    assert not (tmp_path / "l.db").exists()
-
-
-# --- Pipes, disks, signals, the service
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ import attrs
 import pytest
 
 import payclient
-from cli_runs import Said, wait_until
+from cli_runs import wait_until
 from fake_service import record_in, sale
 from payclient import sync
-from payclient.cli import main
 from payclient.events import Overpaid
 from payclient.ledger import open_ledger
 from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
@@ -87,15 +86,21 @@ def lines(process: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
 
 
 def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> None:
-    """What was decided before and what is left open; SIGTERM ends it well."""
+    """What was decided before, also that a purchase was paid twice, and what is left open; SIGTERM ends it well."""
     ledger = f"sqlite:{tmp_path / 'charges.db'}"
     with charging(service, ledger) as tracker:
         assert tracker.sale(sale("paid")).wait().paid
         with pytest.raises(payclient.RefusedError):
             tracker.sale(sale("refused", phone="0984000001"))
         tracker.sale(sale("open", phone="0984000002"))
+
+    async def overpay() -> None:
+        async with aclosing(await open_ledger(ledger)) as book:
+            await book.apply(await record_in(book, "paid"), Overpaid(at=time.time(), also=("form-1",)))
+
+    asyncio.run(overpay())
     with following(service, tmp_path, ledger) as process:
-        paid, refused, opened = lines(process, 3)
+        paid, refused, twice, opened = lines(process, 4)
         assert list(paid) == [
             "cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence", "created_at",
             "notified_at", "decided_at", "error_code", "message",
@@ -105,27 +110,15 @@ def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> Non
         assert (refused["client_transaction_id"], refused["paid"]) == ("refused", False)
         assert (refused["error_code"], refused["transaction_id"]) == (120, None)
         assert refused["message"]
+        assert (twice["client_transaction_id"], twice["paid"], twice["also_paid"]) == (
+            "paid",
+            True,
+            ["form-1"],
+        )
         assert (opened["client_transaction_id"], opened["paid"]) == ("open", True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert "Traceback" not in (tmp_path / "err").read_text()
-
-
-def test_a_purchase_that_is_paid_twice_is_told(service: SimulatorThread, tmp_path: Path) -> None:
-    """By a line of its own, with the charges of the same purchase that are paid, too."""
-    ledger = f"sqlite:{tmp_path / 'charges.db'}"
-    with charging(service, ledger) as tracker:
-        assert tracker.sale(sale("paid")).wait().paid
-
-    async def overpay() -> None:
-        async with aclosing(await open_ledger(ledger)) as book:
-            await book.apply(await record_in(book, "paid"), Overpaid(at=time.time(), also=("form-1",)))
-
-    asyncio.run(overpay())
-    with following(service, tmp_path, ledger) as process:
-        once, twice = lines(process, 2)
-    assert (twice["client_transaction_id"], twice["paid"], twice["also_paid"]) == ("paid", True, ["form-1"])
-    assert "also_paid" not in once
 
 
 def test_over_postgresql_it_prints_what_others_send(
@@ -172,15 +165,6 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
         assert process.wait(60) == 0
     os.close(reader)
     os.close(writer)
-
-
-def test_bad_input(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a ledger, or from no cursor, nothing begins."""
-    monkeypatch.setenv("PAYCLIENT_TOKEN", "secret")
-    assert main(["follow", "--base-url", "http://127.0.0.1:1"]) == 2
-    assert "give --ledger" in capsys.readouterr().err
-    assert main(["follow", "--base-url", "http://127.0.0.1:1", "--ledger", "memory:", "--since", "-1"]) == 2
-    assert "since" in capsys.readouterr().err
 
 
 def test_the_guides_worker_fulfils_once(service: SimulatorThread, tmp_path: Path) -> None:

@@ -6,17 +6,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import attrs
 import pytest
 
 from cli_runs import Said
-from manual_clock import ManualClock
 from payclient.cli import main
-from payclient.cli.simulate import STATUS, settings_of
-from payclient.models import SaleRequest
-from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.session import PaySession
-from payclient.simulator import Simulator
+from payclient.cli.simulate import settings_of
+from payclient.profile import ServiceProfile, StatusProfile
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,31 +44,6 @@ def test_the_demo_agrees_with_what_the_simulator_did(
     assert "0943464097" not in out + err
     assert main(["demo", "--dir", str(directory)]) == 2
     assert "is there already" in capfd.readouterr().err
-
-
-async def test_a_service_may_forget_expired_transactions() -> None:
-    """Then a query by either id answers the not-found error object, and others are found as ever."""
-    clock = ManualClock()
-    settings = attrs.evolve(settings_of(DOCUMENT), sale_window=3, forgets_expired=True)
-    async with (
-        Simulator(settings=settings, clock=clock) as simulator,
-        PaySession(
-            simulator.url, "any", profile=ServiceProfile(status=STATUS, not_found_codes={20})
-        ) as session,
-    ):
-        ids = []
-        for key in ("order-0", "order-1"):
-            request = SaleRequest(
-                phone_number=f"099{key[-1]}", country_code="593", currency="USD", amount_with_tax=100,
-                client_transaction_id=key,
-            )  # fmt: skip
-            ids.append((await session.sale(request)).transaction_id)
-        await simulator.approve(ids[0])
-        await clock.advance(4)
-        for number, found in ((0, True), (1, False)):
-            by_id = await session.status(transaction_id=ids[number])
-            by_client_id = await session.status(client_transaction_id=f"order-{number}")
-            assert (by_id is not None) is (by_client_id is not None) is found
 
 
 def test_a_simulated_service_speaks_a_profiles_words() -> None:

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli_runs import Said, Service, charge_arguments, read_report, rows_of, start, write_csv
+from cli_runs import (
+    TOKEN,
+    Said,
+    Service,
+    charge_arguments,
+    check_truth,
+    read_report,
+    rows_of,
+    start,
+    write_csv,
+)
 from fake_service import FakeService, lost_answer, sale, tracking
 from pages import Read, digest_of
 from payclient import DOCUMENT
@@ -270,9 +280,10 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 def test_events_for_machines_and_a_page_that_is_rebuilt(mixed: Service, tmp_path: Path, capfd: Said) -> None:
     """`--json`: begin, a row each, the end, and nothing else on stdout; again, it sends nothing and writes the page."""
-    file, page = write_csv(tmp_path / "charges.csv", rows_of("json", 20)), tmp_path / "page.html"
+    rows, page = rows_of("json", 20), tmp_path / "page.html"
     report = tmp_path / ("d" * 250) / ("e" * 250) / "report.csv"  # makes a long event, which stays whole
     report.parent.mkdir(parents=True)
+    file = write_csv(tmp_path / "charges.csv", rows)
     arguments = charge_arguments(mixed, file, "--json", "--html", str(page), "--report", str(report))
     assert main(arguments) == 3
     events = events_of(capfd.readouterr().out)
@@ -282,12 +293,20 @@ def test_events_for_machines_and_a_page_that_is_rebuilt(mixed: Service, tmp_path
     end = events[-1]
     assert (end["exit_code"], end["done"], end["html"], end["report"]) == (3, 20, str(page), str(report))
     assert sum(outcome["rows"] for outcome in end["outcomes"].values()) == 20
-    assert "0977" not in page.read_text() + json.dumps(events)
+    lines = read_report(report)
+    assert len(lines) == 20
+    check_truth(lines, mixed.truth("json-"))
+    assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
+    assert lines["json-7"]["amount"] == "1157"
+    phones = rows[0]["phone_number"][:7]  # a transaction id may hold the first four
+    assert not re.search(f"{phones}|{TOKEN}", page.read_text() + json.dumps(events) + report.read_text())
     first = read_page(page.read_text())
     page.unlink()
     before = mixed.counts()
     assert main(arguments) == 3
     assert mixed.counts() == before
+    assert before["duplicates"] == {}
+    assert read_report(report) == lines
     again = events_of(capfd.readouterr().out)
     assert [again[n]["event"] for n in (0, 1, -1)] == ["begin", "row", "end"]
     written = re.compile(r"This page was written.*?\)")

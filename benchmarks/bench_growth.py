@@ -15,28 +15,33 @@ import random
 import shutil
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from itertools import count
-from pathlib import Path
 
 import asyncpg
 
+from _measure import NOW, record_of
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Record
+from postgres_server import running_postgres
 
 OPEN = 1000
-NOW = 1_700_000_000.0
 
-_NUMBERS = {
-    "sqlite": "(WITH RECURSIVE n(i) AS (SELECT {a} UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {b}) SELECT i FROM n)",
-    "postgres": "generate_series({a}, {b} - 1) AS n(i)",
-}
-_BYTES = {"sqlite": "randomblob(16)", "postgres": "decode(md5(random()::text), 'hex')"}
-_FALSE = {"sqlite": "0", "postgres": "false"}
+#: How each kind of database says what stands in braces below; PostgreSQL's rows have an owner and a holder.
+_WORDS = {
+    "sqlite": {
+        "numbers": "(WITH RECURSIVE n(i) AS (SELECT {a} UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {b}) "
+        "SELECT i FROM n)",
+        "bytes": "randomblob(16)", "false": "0", "own": "", "values": "", "held": "", "when": "",
+    },
+    "postgres": {
+        "numbers": "generate_series({a}, {b} - 1) AS n(i)", "bytes": "decode(md5(random()::text), 'hex')",
+        "false": "false", "own": ", owner, ask", "values": ", 1, 1", "held": ", holder, due",
+        "when": ", 1, clock_timestamp() + interval '1 day'",
+    },
+}  # fmt: skip
 
 _FILL = (
     """INSERT INTO attempts (id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
@@ -57,18 +62,8 @@ _FILL = (
 
 
 def statements(kind: str, first: int, last: int) -> list[str]:
-    words = {
-        "own": ", owner, ask" if kind == "postgres" else "",
-        "values": ", 1, 1" if kind == "postgres" else "",
-        "held": ", holder, due" if kind == "postgres" else "",
-        "when": ", 1, clock_timestamp() + interval '1 day'" if kind == "postgres" else "",
-        "bytes": _BYTES[kind],
-        "false": _FALSE[kind],
-        "numbers": _NUMBERS[kind].format(a=first, b=last),
-        "open": OPEN,
-        "now": NOW,
-    }
-    return [sql.format(**words) for sql in _FILL]
+    words = _WORDS[kind] | {"numbers": _WORDS[kind]["numbers"].format(a=first, b=last)}
+    return [sql.format(open=OPEN, now=NOW, **words) for sql in _FILL]
 
 
 def fill_sqlite(path: str, size: int) -> None:
@@ -122,12 +117,7 @@ async def measure(url: str, size: int) -> dict[str, float]:
     ledger: Ledger = await open_ledger(url)
 
     async def permit(_: int) -> None:
-        name = f"new-{next(numbers)}"
-        record = Record(
-            client_transaction_id=name, digest=b"d" * 16, lane=b"l" * 16, credentials=b"c" * 16, amount=1150,
-            currency="USD", created_at=NOW,
-        )  # fmt: skip
-        if not await ledger.permit(record):
+        if not await ledger.permit(record_of(f"new-{next(numbers)}")):
             raise SystemExit("no permit")
 
     async def find(_: int) -> None:
@@ -142,24 +132,23 @@ async def measure(url: str, size: int) -> dict[str, float]:
         if len(changes) != 500:
             raise SystemExit(f"a page of {len(changes)}")
 
-    async def first_page(_: int) -> None:
-        async for _record in ledger.records():
-            break
+    def page(records: int) -> Callable[[int], Awaitable[object]]:
+        async def read(_: int) -> None:
+            number = 0
+            async for _record in ledger.records():
+                number += 1
+                if number == records:
+                    break
 
-    async def page(_: int) -> None:
-        number = 0
-        async for _record in ledger.records():
-            number += 1
-            if number == 1000:
-                break
+        return read
 
     await median(permit, 50)
     found["permit, one at a time"] = await median(permit, 400)
     found["find"] = await median(find, 400)
     found["asks of a purchase"] = await median(purchase, 400)
     found["feed, 500 from an old cursor"] = await median(feed, 50)
-    found["list, the first record"] = await median(first_page, 50)
-    found["list, 1,000 records"] = await median(page, 10)
+    found["list, the first record"] = await median(page(1), 50)
+    found["list, 1,000 records"] = await median(page(1000), 10)
     await ledger.aclose()
     return found
 
@@ -187,15 +176,8 @@ async def sqlite(directory: str, sizes: list[int]) -> None:
 
 
 async def postgres(sizes: list[int]) -> None:
-    sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "tests"))
-    from postgres_server import PostgresServer, _binaries
-
-    binaries = _binaries()
-    if binaries is None:
-        raise SystemExit("no PostgreSQL on this machine")
-    server, first = PostgresServer(binaries), {}
-    try:
-        server.start()
+    first: dict[str, float] = {}
+    with running_postgres() as server:
         for size in sizes:
             database = await server.database()
             url = server.url(database)
@@ -206,8 +188,6 @@ async def postgres(sizes: list[int]) -> None:
             space = await server.execute(database, "SELECT pg_database_size(current_database())")
             show("PostgreSQL", size, found, first, space[0][0])
             await server.execute("postgres", f"DROP DATABASE {database}")
-    finally:
-        server.remove()
 
 
 def main() -> None:

@@ -16,50 +16,32 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import payclient
-from _measure import cpu_of, interleaved, pin, ratio, row, server
-from bench_wire import minimal
+from _measure import cpu_of, created, interleaved, pin, ratio, record_of, row, sale_of, server
 from payclient import sync
-from payclient.events import Created
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Record
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
 
-NOW = 1_700_000_000.0
 ROUNDS = 5
 #: Seconds of an fdatasync from which two of them are what a sale alone is compared with.
 SLOW_SYNC = 0.0005
 
 
-def fresh(number: int) -> Record:
-    return Record(
-        client_transaction_id=f"order-{number:08}",
-        digest=b"d" * 32,
-        lane=b"l" * 16,
-        credentials=b"c" * 16,
-        amount=1150,
-        currency="USD",
-        created_at=NOW,
-    )
-
-
 async def sale(ledger: SqliteLedger, number: int) -> None:
     """The two writes of a sale that is created."""
-    record = fresh(number)
+    record = record_of(f"order-{number}")
     await ledger.permit(record)
-    await ledger.apply(record, Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 300))
+    await ledger.apply(record, created(number + 1))
 
 
 async def permit(ledger: SqliteLedger, number: int) -> None:
-    await ledger.permit(fresh(number))
+    await ledger.permit(record_of(f"order-{number}"))
 
 
 async def nothing(ledger: SqliteLedger, number: int) -> None:
     """A sale without its writes: what making the record, the event and the task costs."""
-    record = fresh(number)
-    Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 300)
+    _ = record_of(f"order-{number}"), created(number + 1)
     await asyncio.sleep(0)
-    del record
 
 
 Work = Callable[[SqliteLedger, int], Awaitable[None]]
@@ -110,11 +92,8 @@ async def cpu_of_a_sale(directory: str) -> None:
 async def durable_writes(directory: str) -> None:
     ledger = await SqliteLedger.open(os.path.join(directory, "writes.db"))
     numbers = count()
-    for width, total, target in (
-        (1, 300, ""),
-        (50, 5000, " (target >= 5x)"),
-        (200, 20000, " (target >= 10x)"),
-    ):
+    widths = ((1, 300, ""), (50, 5000, " (target >= 5x)"), (200, 20000, " (target >= 10x)"))
+    for width, total, target in widths:
         ratios, rates, disks = [], [], []
         for _ in range(ROUNDS):
             disk = fsync_rate(directory)
@@ -160,34 +139,25 @@ async def durable_sales(directory: str) -> None:
     ):
 
         async def raw(_: int) -> object:
-            return await session.sale(minimal(next(numbers)))
+            return await session.sale(sale_of(next(numbers)))
 
         async def written(_: int) -> object:
-            record = fresh(next(numbers))
+            record = record_of(f"order-{next(numbers)}")
 
             async def before_send() -> None:
                 if not await ledger.permit(record):
                     raise RuntimeError("no permit")
 
-            result = await session.sale(minimal(next(numbers)), before_send=before_send)
-            created = Created(at=NOW, transaction_id=result.transaction_id, expires_at=NOW + 300)
-            return await ledger.apply(record, created)
+            result = await session.sale(sale_of(next(numbers)), before_send=before_send)
+            return await ledger.apply(record, created(result.transaction_id))
 
         async def tracked(_: int) -> object:
-            return await tracker.sale(minimal(next(numbers)))
+            return await tracker.sale(sale_of(next(numbers)))
 
-        figures = await interleaved([raw, written, tracked], count=4000, at_once=200, rounds=ROUNDS)
-        for name, figure in zip(("session.sale", "with both writes", "tracker.sale"), figures, strict=True):
-            print(f"      {min(figure):7.1f} us CPU at best  {name}")
-        row(
-            "permit and answer in SQLite FULL, 200 at once",
-            ratio(figures[1], figures[0]),
-            1.5,
-            "session.sale",
-        )
-        row(
-            "tracker.sale, durable, followed, 200 at once", ratio(figures[2], figures[0]), 1.8, "session.sale"
-        )
+        calls = {"session.sale": raw, "with both writes": written, "tracker.sale": tracked}
+        bare, both, whole = await interleaved(calls, count=4000, at_once=200, rounds=ROUNDS)
+        row("permit and answer in SQLite FULL, 200 at once", ratio(both, bare), 1.5, "session.sale")
+        row("tracker.sale, durable, followed, 200 at once", ratio(whole, bare), 1.8, "session.sale")
 
         async def p50(call: Callable[[int], Awaitable[object]]) -> float:
             times = []
@@ -224,10 +194,10 @@ async def blocking_sales(directory: str) -> None:
         blocker = sync.open_tracker(url, "token", ledger=next(ledgers))
 
         async def wait(_: int) -> object:
-            return await tracker.sale(minimal(next(numbers)))
+            return await tracker.sale(sale_of(next(numbers)))
 
         def block(_: int) -> object:
-            return blocker.sale(minimal(next(numbers)))
+            return blocker.sale(sale_of(next(numbers)))
 
         def threads(sales: int, at_once: int) -> float:
             with ThreadPoolExecutor(at_once) as pool:
@@ -246,12 +216,10 @@ async def blocking_sales(directory: str) -> None:
                     ours.append(blocked)
                     theirs.append(awaited)
                     seconds.append((between - began) / (time.perf_counter() - between))
-            print(
-                f"      {min(ours) / sales * 1e6:7.1f} us CPU at best, against {min(theirs) / sales * 1e6:.1f} us"
-            )
-            row(
-                f"payclient.sync sale, {at_once} at once", ratio(ours, theirs), 1.5, "await tracker.sale, CPU"
-            )
+            best, other = (min(each) / sales * 1e6 for each in (ours, theirs))
+            print(f"      {best:7.1f} us CPU at best, against {other:.1f} us")
+            what = f"payclient.sync sale, {at_once} at once"
+            row(what, ratio(ours, theirs), 1.5, "await tracker.sale, CPU")
             row("the same, elapsed", statistics.median(seconds), 1.75, "await tracker.sale, wall time")
         await asyncio.to_thread(blocker.close)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import secrets
 import statistics
 import subprocess
@@ -18,21 +17,22 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 
+import attrs
+
 import payclient
-from _measure import row
+from _measure import NOW, created, record_of, row, sale_of
 from bench_ledger import fsync_rate
-from payclient.events import Created, Notified
+from payclient.events import Notified
 from payclient.ledger import Ledger, Shared, open_ledger
-from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.schedule import Fixed
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from postgres_server import running_postgres
 
-NOW = 1_700_000_000.0
 ROUNDS = 3
 
 #: Each sale is another transaction, whichever process makes it.
@@ -41,18 +41,10 @@ numbers = count(secrets.randbits(40) << 20)
 
 async def sale(ledger: Ledger, name: str) -> None:
     """The two writes of a sale that is created."""
-    record = Record(
-        client_transaction_id=name,
-        digest=b"d" * 16,
-        lane=b"l" * 16,
-        credentials=b"c" * 16,
-        amount=1150,
-        currency="USD",
-        created_at=NOW,
-    )
+    record = record_of(name)
     if not await ledger.permit(record):
         raise SystemExit(f"{name} was there before: give an empty database")
-    await ledger.apply(record, Created(at=NOW, transaction_id=next(numbers), expires_at=NOW + 300))
+    await ledger.apply(record, created(next(numbers)))
 
 
 async def work(url: str, width: int, sales: int, name: str) -> None:
@@ -75,13 +67,10 @@ async def work(url: str, width: int, sales: int, name: str) -> None:
 
 def rate(url: str, processes: int, width: int, sales: int, names: count[int]) -> tuple[float, float]:
     """Writes a second of so many processes with so many sales at once each; the first one's CPU, us a sale."""
+    command = [sys.executable, __file__, "--work", url, str(width), str(sales)]
+    pipe = subprocess.PIPE
     workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", url, str(width), str(sales), f"{next(names)}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, f"{next(names)}"], stdin=pipe, stdout=pipe, text=True)
         for _ in range(processes)
     ]
     lines = []
@@ -206,15 +195,7 @@ async def delivery(url: str, sales: int, *, deaf: bool) -> list[float]:
     async with worker(url, service) as follower, worker(url, service) as notified:
         names = [f"delivery-{deaf}-{number}" for number in range(sales)]
         for number, name in enumerate(names):
-            await follower.sale(
-                payclient.SaleRequest(
-                    phone_number=f"0984{number:06}",
-                    country_code="593",
-                    amount_without_tax=1000,
-                    currency="USD",
-                    client_transaction_id=name,
-                )
-            )
+            await follower.sale(attrs.evolve(sale_of(number), client_transaction_id=name))
         waiter = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--wait", url, str(int(deaf)), *names, stdout=asyncio.subprocess.PIPE
         )
@@ -244,17 +225,11 @@ async def delivery(url: str, sales: int, *, deaf: bool) -> list[float]:
 
 
 def deliveries(url: str) -> None:
-    heard = asyncio.run(delivery(url, 300, deaf=False))
+    heard, longest = (asyncio.run(delivery(url, n, deaf=deaf)) for n, deaf in ((300, False), (40, True)))
     against = "PostgreSQL on this machine, status queries that cost nothing"
     print(f"notify() in one process to wait() in another: p50 {heard[len(heard) // 2]:.1f} ms")
     row("the same, p99", heard[int(len(heard) * 0.99)], 100, against, unit=" ms")
-    row(
-        "with a dead listener, the longest",
-        asyncio.run(delivery(url, 40, deaf=True))[-1] / 1000,
-        6,
-        against,
-        unit=" s",
-    )
+    row("with a dead listener, the longest", longest[-1] / 1000, 6, against, unit=" s")
 
 
 def main() -> None:
@@ -272,27 +247,14 @@ def main() -> None:
         url, width, sales, name = given.work
         asyncio.run(work(url, int(width), int(sales), name))
         return
-    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
-        if given.url:
-            writes(given.url, directory)
-            asyncio.run(waking(given.url))
-            deliveries(given.url)
-            return
-        sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "tests"))
-        from postgres_server import PostgresServer, _binaries
-
-        binaries = _binaries()
-        if binaries is None:
-            raise SystemExit("no PostgreSQL on this machine: give --url")
-        server = PostgresServer(binaries)
-        try:
-            server.start()
-            url = server.url("postgres")
-            writes(url, directory)
-            asyncio.run(waking(url))
-            deliveries(url)
-        finally:
-            server.remove()
+    with (
+        tempfile.TemporaryDirectory(dir=given.dir) as directory,
+        nullcontext() if given.url else running_postgres() as server,
+    ):
+        url = given.url if server is None else server.url("postgres")
+        writes(url, directory)
+        asyncio.run(waking(url))
+        deliveries(url)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
-
-# glibc's heap grows and trims at each receive of a small answer: the same cost for every variant, mostly noise.
-if os.environ.get("MALLOC_TOP_PAD_") is None:
-    os.environ["MALLOC_TOP_PAD_"] = "1048576"
-    os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - ourselves, with the setting
 
 import aiohttp
 import attrs
 import cattrs
 
 import payclient
-from _measure import interleaved, pin, ratio, row, server
+from _measure import interleaved, pin, ratio, row, server, steady_heap
 from bench_wire import BILL_TO, ITEM, SALE, full, twin
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import DOCUMENT
@@ -34,10 +27,7 @@ AT_ONCE = 50
 
 def plain_classes() -> tuple[Any, Any, Any, Any]:
     """The same classes as people write them: the service's names, an attrs validator for each field."""
-    bill_to, item = (
-        twin(BillTo, checked=True, spell=to_service),
-        twin(LineItem, checked=True, spell=to_service),
-    )
+    bill_to, item = (twin(model, checked=True, spell=to_service) for model in (BillTo, LineItem))
     order = twin(Order, checked=True, inner={"bill_to": bill_to, "line_items": item}, spell=to_service)
     return twin(SaleRequest, checked=True, inner={"order": order}, spell=to_service), order, bill_to, item
 
@@ -51,9 +41,6 @@ class PlainResult:
     transactionId: int  # noqa: N815 - as the service spells it
 
 
-ITEM_METADATA = {f"item0_{name}": str(value) for name, value in ITEM.items()}
-
-
 def stripe_call(url: str) -> Callable[[int], Awaitable[object]] | None:
     """An analogous call of stripe-python's async client on aiohttp, or None where it is not installed."""
     try:
@@ -62,20 +49,13 @@ def stripe_call(url: str) -> Callable[[int], Awaitable[object]] | None:
         return None
     # What our full Sale says, in the other's terms: amount, customer, address, items and the merchant's own data.
     payment_intent = {
-        "amount": SALE["amount"],
-        "currency": "usd",
-        "description": SALE["reference"],
+        "amount": SALE["amount"], "currency": "usd", "description": SALE["reference"],
         "receipt_email": BILL_TO["email"],
         "shipping": {
-            "name": f"{BILL_TO['first_name']} {BILL_TO['last_name']}",
-            "phone": BILL_TO["phone_number"],
+            "name": f"{BILL_TO['first_name']} {BILL_TO['last_name']}", "phone": BILL_TO["phone_number"],
             "address": {
-                "line1": BILL_TO["address1"],
-                "line2": BILL_TO["address2"],
-                "city": BILL_TO["locality"],
-                "state": BILL_TO["state"],
-                "country": BILL_TO["country"],
-                "postal_code": BILL_TO["postal_code"],
+                "line1": BILL_TO["address1"], "line2": BILL_TO["address2"], "city": BILL_TO["locality"],
+                "state": BILL_TO["state"], "country": BILL_TO["country"], "postal_code": BILL_TO["postal_code"],
             },
         },
         "metadata": {
@@ -84,7 +64,7 @@ def stripe_call(url: str) -> Callable[[int], Awaitable[object]] | None:
                          "optional_parameter1", "optional_parameter2", "optional_parameter3", "amount_with_tax",
                          "amount_without_tax")
         }
-        | ITEM_METADATA,
+        | {f"item0_{name}": str(value) for name, value in ITEM.items()},
     }  # fmt: skip
     client = stripe.StripeClient("sk_test_x", base_addresses={"api": url}, http_client=stripe.AIOHTTPClient())
 
@@ -128,30 +108,23 @@ async def main(rounds: int, count: int) -> None:
                 billTo=plain_bill_to(**bill_to_fields), lineItems=(plain_item(**item_fields),)
             )
             request = plain_sale(**sale_fields, order=order)
-            async with plain_session.post(
-                address, json=converter.unstructure(request), timeout=limit
-            ) as response:
+            body = converter.unstructure(request)
+            async with plain_session.post(address, json=body, timeout=limit) as response:
                 answer = await response.json()
                 if response.status >= 300 or "errorCode" in answer:
                     raise RuntimeError(answer.get("message"))
                 return converter.structure(answer, PlainResult)
 
-        calls: list[Callable[[int], Awaitable[object]]] = [post, sale, sale_with_permit, plain]
-        names = ["bare POST", "session.sale", "with before_send", "plain attrs + cattrs + json"]
+        calls: dict[str, Callable[[int], Awaitable[object]]] = {
+            "bare POST": post, "session.sale": sale, "with before_send": sale_with_permit,
+            "plain attrs + cattrs + json": plain,
+        }  # fmt: skip
         if (stripe := stripe_call(url)) is not None:
-            calls.append(stripe)
-            names.append("stripe async on aiohttp")
+            calls["stripe async on aiohttp"] = stripe
         figures = await interleaved(calls, count=count, at_once=AT_ONCE, rounds=rounds)
-        for name, figure in zip(names, figures, strict=True):
-            print(f"      {min(figure):7.1f} us CPU at best  {name}")
         loop = type(asyncio.get_running_loop()).__module__
-        uv = loop.startswith("uvloop")
-        row(
-            f"session.sale on {loop}",
-            ratio(figures[1], figures[0]),
-            1.50 if uv else 1.35,
-            "bare aiohttp POST + read",
-        )
+        target = 1.50 if loop.startswith("uvloop") else 1.35
+        row(f"session.sale on {loop}", ratio(figures[1], figures[0]), target, "bare aiohttp POST + read")
         row("before_send that does nothing", ratio(figures[2], figures[1]) - 1, 0.05, "session.sale without")
         row("session.sale", ratio(figures[1], figures[3]), 0.62, "plain attrs + cattrs + json= + .json()")
         if stripe is not None:
@@ -161,6 +134,7 @@ async def main(rounds: int, count: int) -> None:
 
 
 if __name__ == "__main__":
+    steady_heap()
     parser = argparse.ArgumentParser()
     parser.add_argument("--uvloop", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)

@@ -92,6 +92,16 @@ async def timed_out(answered: asyncio.Event, record: Record | None) -> None:
     await asyncio.wait_for(answered.wait(), 300)
 
 
+async def waits_for(records: list[Record]) -> dict[str, tuple[asyncio.Event, asyncio.Task[None]]]:
+    """Such a task for each, which has begun."""
+    waits = {}
+    for record in records:
+        answered = asyncio.Event()
+        waits[record.client_transaction_id] = (answered, asyncio.create_task(timed_out(answered, record)))
+    await asyncio.sleep(0)
+    return waits
+
+
 async def cpu(count: int, rounds: int) -> None:
     """Add and decide one sale, while so many others are pending."""
     batch, clock = 10_000, LoopClock()
@@ -107,36 +117,26 @@ async def cpu(count: int, rounds: int) -> None:
     ours, theirs = [], []
     for number in range(rounds):
         records = pending_sales(batch, first=count + number * batch)
-        decided = [
-            attrs.evolve(record, state=State.ACCEPTED, evidence=Evidence.QUERY, version=2)
-            for record in records
-        ]
+        after = {"state": State.ACCEPTED, "evidence": Evidence.QUERY, "version": 2}
+        decided = [attrs.evolve(record, **after) for record in records]
         gc.collect()
         began = time.process_time()
         entries = [sales.asks.follow(record) for record in records]
-        for entry, after in zip(entries, decided, strict=True):
+        for entry, record in zip(entries, decided, strict=True):
             assert entry is not None
-            sales.asks.update(entry, after)
+            sales.asks.update(entry, record)
         ours.append((time.process_time() - began) / batch * 1e6)
         gc.collect()
         began = time.process_time()
-        waits = {}
-        for record in records:
-            answered = asyncio.Event()
-            waits[record.client_transaction_id] = (answered, asyncio.create_task(timed_out(answered, record)))
-        await asyncio.sleep(0)
+        waits = await waits_for(records)
         for record in records:
             waits.pop(record.client_transaction_id)[0].set()
         for _ in range(4):
             await asyncio.sleep(0)
         theirs.append((time.process_time() - began) / batch * 1e6)
     print(f"      {min(ours):8.2f} us  against {min(theirs):.2f} us, CPU at best")
-    row(
-        f"add and decide a sale at {count:,} pending",
-        ratio(ours, theirs),
-        0.3,
-        "a task with a time-out per sale: `wait_for(event.wait(), 300)`",
-    )
+    against = "a task with a time-out per sale: `wait_for(event.wait(), 300)`"
+    row(f"add and decide a sale at {count:,} pending", ratio(ours, theirs), 0.3, against)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -163,11 +163,7 @@ async def memory(count: int) -> None:
     del sales
     gc.collect()
     tracemalloc.start()
-    waits = {}
-    for record in pending_sales(count):
-        answered = asyncio.Event()
-        waits[record.client_transaction_id] = (answered, asyncio.create_task(timed_out(answered, record)))
-    await asyncio.sleep(0)
+    waits = await waits_for(pending_sales(count))
     await asyncio.sleep(0)
     gc.collect()
     theirs = tracemalloc.get_traced_memory()[0] / count
@@ -239,22 +235,7 @@ async def waiter(count: int) -> None:
     for record in records:
         sales.asks.follow(record)
     asked = records[:: count // 1000][:1000]
-    for record in asked:
-        fresh = attrs.evolve(
-            record,
-            state=State.SENDING,
-            evidence=Evidence.PERMIT,
-            version=0,
-            transaction_id=None,
-            expires_at=None,
-        )
-        await ledger.permit(fresh)
-        assert record.transaction_id is not None
-        assert record.expires_at is not None
-        created = Created(
-            at=record.created_at, transaction_id=record.transaction_id, expires_at=record.expires_at
-        )
-        await ledger.apply(fresh, created)
+    await fill(ledger, asked)
     gc.collect()
     gc.freeze()
     times = []
@@ -263,42 +244,28 @@ async def waiter(count: int) -> None:
         wait = asyncio.create_task(sales.handle(record).wait())
         await asyncio.sleep(0)
         began = time.perf_counter()
-        await arrivals.notify(
-            Notification(
-                transaction_id=record.transaction_id, client_transaction_id=record.client_transaction_id
-            )
-        )
+        number, name = record.transaction_id, record.client_transaction_id
+        await arrivals.notify(Notification(transaction_id=number, client_transaction_id=name))
         assert (await wait).paid
         times.append((time.perf_counter() - began) * 1000)
     times.sort()
     print(f"      {statistics.median(times):8.2f} ms  median")
-    row(
-        f"notification to waiter, p99, at {count:,} pending",
-        times[989],
-        2.0,
-        "the service answering at once",
-        unit=" ms",
-    )
+    what = f"notification to waiter, p99, at {count:,} pending"
+    row(what, times[989], 2.0, "the service answering at once", unit=" ms")
     await sales.aclose()
 
 
 async def fill(ledger: Ledger, records: list[Record]) -> None:
     async def one(record: Record) -> None:
         fresh = attrs.evolve(
-            record,
-            state=State.SENDING,
-            evidence=Evidence.PERMIT,
-            version=0,
-            transaction_id=None,
+            record, state=State.SENDING, evidence=Evidence.PERMIT, version=0, transaction_id=None,
             expires_at=None,
-        )
+        )  # fmt: skip
         await ledger.permit(fresh)
         assert record.transaction_id is not None
         assert record.expires_at is not None
-        await ledger.apply(
-            fresh,
-            Created(at=record.created_at, transaction_id=record.transaction_id, expires_at=record.expires_at),
-        )
+        at, number = record.created_at, record.transaction_id
+        await ledger.apply(fresh, Created(at=at, transaction_id=number, expires_at=record.expires_at))
 
     for first in range(0, len(records), 2000):
         await asyncio.gather(*(one(record) for record in records[first : first + 2000]))
@@ -352,14 +319,9 @@ async def main(count: int, rounds: int, directory: str) -> None:
     pin(0)
     await memory(count)
     await cpu(min(count, 10_000), rounds)
-    row(
-        f"{count:,} expiring at once: longest stall",
-        await stall(count, directory, sqlite=False),
-        5.0,
-        "events taken by a ledger in memory",
-        unit=" ms",
-    )
-    row("the same", await stall(count, directory, sqlite=True), 5.0, "written to SQLite FULL", unit=" ms")
+    what = f"{count:,} expiring at once: longest stall"
+    for sqlite, against in ((False, "events taken by a ledger in memory"), (True, "written to SQLite FULL")):
+        row(what, await stall(count, directory, sqlite=sqlite), 5.0, against, unit=" ms")
     print(f"      {await call_later_stall(count):8.2f} ms  with `call_later` per sale, which writes nothing")
     await waiter(count)
     await recovery(10_000, directory)

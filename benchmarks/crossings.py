@@ -18,9 +18,12 @@ from types import CodeType, FrameType
 import attrs
 
 import payclient
+from _measure import sale_of
 from payclient.simulator import PAYPHONE, Simulator
 
 ROOT = Path(payclient.__file__).parent
+
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 #: At most so many modules.
 TARGETS = {"tracker.sale": 16, "a notification up to the decision": 18, "wait() with one query": 16}
@@ -43,22 +46,14 @@ def traced(found: dict[str, set[str]]) -> Iterator[None]:
         if name is not None:
             found.setdefault(name, set()).add(code.co_name)
 
-    threading.setprofile_all_threads(profile) if sys.version_info >= (3, 12) else threading.setprofile(
-        profile
-    )
+    everywhere = "setprofile_all_threads" if sys.version_info >= (3, 12) else "setprofile"
+    getattr(threading, everywhere)(profile)
     sys.setprofile(profile)
     try:
         yield
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # None ends it
-
-
-def request(number: int) -> payclient.SaleRequest:
-    return payclient.SaleRequest(
-        phone_number=f"09841112{number:02}", country_code="593", amount_with_tax=1000, tax=150,
-        currency="USD", client_transaction_id=f"order-{number}", store_id="S1",
-    )  # fmt: skip
 
 
 def show(name: str, found: dict[str, set[str]], *, functions: bool) -> bool:
@@ -74,12 +69,12 @@ async def main(ledger: str, *, functions: bool) -> bool:
     async with (
         Simulator(settings=PAYPHONE) as service,
         payclient.open_tracker(
-            service.url, "token", profile=profile(), ledger=ledger, schedule=slow
+            service.url, "token", profile=PROFILE, ledger=ledger, schedule=slow
         ) as tracker,
     ):
-        await tracker.sale(request(0))  # what is done once is no part of a sale
+        await tracker.sale(sale_of(0))  # what is done once is no part of a sale
         found: dict[str, set[str]] = {}
-        charge = request(1)
+        charge = sale_of(1)
         with traced(found):
             sale = await tracker.sale(charge)
         good &= show("tracker.sale", found, functions=functions)
@@ -99,19 +94,15 @@ async def main(ledger: str, *, functions: bool) -> bool:
     quick = payclient.Fixed(0.5)
     async with (
         Simulator(settings=PAYPHONE) as service,
-        payclient.open_tracker(service.url, "token", profile=profile(), schedule=quick) as tracker,
+        payclient.open_tracker(service.url, "token", profile=PROFILE, schedule=quick) as tracker,
     ):
-        sale = await tracker.sale(request(2))
+        sale = await tracker.sale(sale_of(2))
         await service.approve(sale.client_transaction_id)
         found = {}
         with traced(found):
             assert (await sale.wait()).paid is True
         good &= show("wait() with one query", found, functions=functions)
     return good
-
-
-def profile() -> payclient.ServiceProfile:
-    return attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -133,18 +133,27 @@ class PostgresServer:
         return _SUITE
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """The server, one for all tests."""
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A server of the machine's PostgreSQL, for a program's own; a test takes `postgres`."""
     binaries = _binaries()
     if binaries is None:
-        without("PostgreSQL")
+        raise SystemExit("no PostgreSQL on this machine (the package is called postgresql)")
     server = PostgresServer(binaries)
     try:
         server.start()
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The server, one for all tests."""
+    if _binaries() is None:
+        without("PostgreSQL")
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture

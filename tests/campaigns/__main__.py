@@ -9,19 +9,12 @@ from typing import Any
 
 from campaigns import power, scenarios
 from campaigns.harness import Report
-from postgres_server import PostgresServer, _binaries
+from postgres_server import running_postgres
 
 
 def _hosts(**options: Any) -> Report:
-    binaries = _binaries()
-    if binaries is None:
-        raise SystemExit("no PostgreSQL on this machine (the package is called postgresql)")
-    server = PostgresServer(binaries)
-    try:
-        server.start()
+    with running_postgres() as server:
         return scenarios.hosts(server, **options)
-    finally:
-        server.remove()
 
 
 #: Name -> what it runs, and its options with what they are unless given.

@@ -105,14 +105,14 @@ class Connection:
         """How many complete requests were read."""
         return sum(1 for _ in requests_in(bytes(self.data)))
 
-    async def more(self) -> bool:
-        """Read what comes next; whether anything came."""
+    async def more(self) -> bytes:
+        """Read what comes next; empty at the end."""
         try:
             block = await self.reader.read(1 << 16)
         except OSError:  # a reset; ssl.SSLError is one too
             block = b""
         self.data += block
-        return bool(block)
+        return block
 
     async def request(self) -> None:
         """Read until one more request is complete, or the client is gone."""
@@ -190,7 +190,16 @@ def pour(blocks: Iterable[bytes], *, pause: float = 0.0) -> Step:
     return step
 
 
-class _Listener:
+#: What of a block a proxy passes on, and whether it cuts the connection then.
+Filter = Callable[[bytes], tuple[bytes, bool]]
+
+
+def whole(block: bytes) -> tuple[bytes, bool]:
+    """Everything is passed on."""
+    return block, False
+
+
+class Listener:
     """Accepts, runs one task for each connection, and leaves nothing behind."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
@@ -209,14 +218,22 @@ class _Listener:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
+    @property
+    def url(self) -> str:
+        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self.port}"
+
+    def abort(self) -> None:
+        """Break every connection."""
+        for connection in (*self.connections, *self._onward):
+            connection.writer.transport.abort()
+
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for connection in (*self.connections, *self._onward):
-            connection.writer.transport.abort()
+        self.abort()
         await turns(5)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -238,15 +255,14 @@ class _Listener:
         raise NotImplementedError
 
     async def pass_on(
-        self, connection: Connection, port: int, request: int | None = None, answer: int | None = None
-    ) -> bytearray:
-        """Pass bytes on to the server behind a proxy and back, so many each way at most; what the server was sent."""
+        self, connection: Connection, port: int, there: Filter = whole, back: Filter = whole
+    ) -> None:
+        """Pass on to the server behind a proxy, and back, what the filters give; end with the first side that does."""
         server = Connection(*await asyncio.open_connection("127.0.0.1", port))
         self._onward.append(server)
-        sent = bytearray()
         ways = [
-            asyncio.ensure_future(self._pump(connection, server, request, sent)),
-            asyncio.ensure_future(self._pump(server, connection, answer, bytearray())),
+            asyncio.ensure_future(self._pump(connection, server, there)),
+            asyncio.ensure_future(self._pump(server, connection, back)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -254,16 +270,12 @@ class _Listener:
             for way in ways:
                 way.cancel()
             server.close("fin")  # in order, so that it surely reads what was sent
-        return sent
 
-    async def _pump(self, source: Connection, sink: Connection, limit: int | None, record: bytearray) -> None:
-        while limit is None or len(record) < limit:
-            before = len(source.data)
-            if not await source.more():
-                return
-            block = bytes(source.data[before:])[: None if limit is None else limit - len(record)]
-            record += block
-            await sink.write(block)
+    async def _pump(self, source: Connection, sink: Connection, passed: Filter) -> None:
+        over = False
+        while not over and (block := await source.more()):
+            part, over = passed(block)
+            await sink.write(part)
 
     async def settle(self) -> None:
         """Wait until every connection has ended, once the client has closed its own."""
@@ -273,7 +285,7 @@ class _Listener:
                 await connection.ended.wait()
 
 
-class RawServer(_Listener):
+class RawServer(Listener):
     """Plays one script for each connection; the last one is played for all further connections.
 
     After its script a connection is read on until the client goes, so `data` is all that ever came.
@@ -282,11 +294,6 @@ class RawServer(_Listener):
     def __init__(self, *scripts: tuple[Step, ...], context: ssl.SSLContext | None = None) -> None:
         super().__init__(context)
         self.scripts = scripts
-        self._scheme = "http" if context is None else "https"
-
-    @property
-    def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def data(self) -> bytes:
@@ -314,38 +321,40 @@ class RawServer(_Listener):
             await hang(connection)
 
 
-class CuttingProxy(_Listener):
+class CuttingProxy(Listener):
     """Forwards bytes to a server, and cuts both sides after so many bytes of the request or of the answer."""
 
     def __init__(self, port: int, *, request: int | None = None, answer: int | None = None, how: str) -> None:
         super().__init__()
         self._target = port
-        self._request, self._answer = request, answer
+        self._limits = request, answer
         self._how = how
-        #: Bytes that were passed on to the server.
-        self.forwarded = bytearray()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        #: Bytes that were passed on to the server, and back.
+        self.forwarded, self._answered = bytearray(), bytearray()
 
     async def serve(self, connection: Connection, number: int) -> None:
+        there, back = map(_up_to, self._limits, (self.forwarded, self._answered))
         try:
-            self.forwarded = await self.pass_on(connection, self._target, self._request, self._answer)
+            await self.pass_on(connection, self._target, there, back)
         finally:
             connection.close(self._how)
 
 
-class ConnectProxy(_Listener):
+def _up_to(limit: int | None, passed: bytearray) -> Filter:
+    def part_of(block: bytes) -> tuple[bytes, bool]:
+        part = block if limit is None else block[: limit - len(passed)]
+        passed.extend(part)
+        return part, len(passed) == limit
+
+    return part_of
+
+
+class ConnectProxy(Listener):
     """A CONNECT proxy: refuses with the bytes it is given, or opens the tunnel. `b""` closes at once."""
 
     def __init__(self, refusal: bytes | None = None) -> None:
         super().__init__()
         self._refusal = refusal
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def heads(self) -> list[bytes]:

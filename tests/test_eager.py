@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -15,25 +14,12 @@ from crowd import BOUND, PROFILE, Service, hint, now, push, tracking
 from fake_service import form
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms
-from virtual_loop import VirtualLoop
+from virtual_loop import in_virtual_time
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython 3.11 has no eager tasks")
 
 
-def in_eager_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in virtual time on a loop whose tasks begin at once."""
-
-    async def in_time() -> None:
-        async with asyncio.timeout(10 * BOUND):
-            await test()
-
-    @functools.wraps(test)
-    def run_it() -> None:
-        loop = functools.partial(VirtualLoop, eager=True)  # type: ignore[abstract]  # no I/O in it
-        with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(in_time())
-
-    return run_it
+in_eager_time = functools.partial(in_virtual_time, eager=True, longest=10 * BOUND)
 
 
 @in_eager_time

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 import payclient
-from cutting_proxy import cutting_proxy
+from cutting_proxy import PostgresProxy
 from fake_ledgers import SharedLedger
 from fake_service import (
     PROFILE,
@@ -226,7 +226,7 @@ async def test_a_deaf_listener_loses_nobody(
 ) -> None:
     """Where nothing is heard, whoever waits looks again, at the poll."""
     async with (
-        cutting_proxy(postgres.port) as proxy,
+        PostgresProxy(postgres.port) as proxy,
         working(service, url) as first,
         working(service, postgres.url(database, port=proxy.port), poll=0.05) as second,
     ):
@@ -243,7 +243,7 @@ async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
 ) -> None:
     """Its own answer was written, then it stood still; another process decided the sale before it could wait for it."""
     async with (
-        cutting_proxy(postgres.port) as proxy,
+        PostgresProxy(postgres.port) as proxy,
         working(service, url) as first,
         working(service, postgres.url(database, port=proxy.port), poll=3600.0) as second,
     ):

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from cutting_proxy import cutting_proxy
+from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from jumping import in_jumping_time, jump_after
 from payclient import LedgerUnavailableError, open_ledger
@@ -156,7 +156,7 @@ async def test_a_server_at_its_limit_is_tried_again(
     postgres: PostgresServer, database: str, code: str
 ) -> None:
     """A server without a free connection, or one that is starting, is asked until it has room."""
-    async with cutting_proxy(postgres.port) as proxy:
+    async with PostgresProxy(postgres.port) as proxy:
         proxy.refuses, proxy.code = 2, code
         async with opened(postgres.url(database, port=proxy.port) + DIRECT) as ledger:
             assert await ledger.permit(fresh())
@@ -167,7 +167,7 @@ async def test_a_server_at_its_limit_is_tried_again(
 async def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
     """After half a minute the error says what the server lacks, and for how long it was asked."""
     loop = asyncio.get_running_loop()
-    async with cutting_proxy(postgres.port) as proxy:
+    async with PostgresProxy(postgres.port) as proxy:
         proxy.refuses, begin = FOR_EVER, loop.time()
         caught = await error_of(
             LedgerUnavailableError,
@@ -184,7 +184,7 @@ async def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> Non
 async def test_a_frozen_host_keeps_nobody_from_the_next(postgres: PostgresServer, database: str) -> None:
     """Of two hosts the first takes connections and says nothing: the second is reached within seconds."""
     loop = asyncio.get_running_loop()
-    async with cutting_proxy(postgres.port) as proxy:
+    async with PostgresProxy(postgres.port) as proxy:
         proxy.silent, begin = True, loop.time()
         hosts = f"127.0.0.1:{proxy.port},127.0.0.1:{postgres.port}"
         async with opened(f"postgresql://payclient@{hosts}/{database}{DIRECT}") as ledger:
@@ -197,7 +197,7 @@ async def test_a_frozen_host_keeps_nobody_from_the_next(postgres: PostgresServer
 @in_jumping_time(0.02)
 async def test_hosts_that_are_all_away() -> None:
     """The error of several hosts is the one of a host that answered, if any did."""
-    async with cutting_proxy(1) as proxy:
+    async with PostgresProxy(1) as proxy:
         proxy.refuses = FOR_EVER
         with pytest.raises(LedgerUnavailableError, match="no more connections"):
             await open_ledger(f"postgresql://payclient@127.0.0.1:{proxy.port},127.0.0.1:1/shop{DIRECT}")
@@ -210,7 +210,7 @@ async def test_an_outage_is_logged_once_a_minute(
     """Hundreds of operations that fail while the server is away make a line a minute, and one at its end."""
     loop = asyncio.get_running_loop()
     async with (
-        cutting_proxy(postgres.port) as proxy,
+        PostgresProxy(postgres.port) as proxy,
         opened(postgres.url(database, port=proxy.port) + DIRECT) as ledger,
     ):
         assert await ledger.permit(fresh())

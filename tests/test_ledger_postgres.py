@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 
-from cutting_proxy import CuttingProxy, cutting_proxy
+from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import FoundAccepted, Notified, NotSent
@@ -299,10 +299,10 @@ async def test_processes_that_write_in_another_order(url: str, ledger: PostgresL
 @asynccontextmanager
 async def through_proxy(
     postgres: PostgresServer, database: str, **options: float
-) -> AsyncIterator[tuple[CuttingProxy, PostgresLedger]]:
+) -> AsyncIterator[tuple[PostgresProxy, PostgresLedger]]:
     """A ledger behind a wire that can break, whose connection has been used once."""
     async with (
-        cutting_proxy(postgres.port) as proxy,
+        PostgresProxy(postgres.port) as proxy,
         opened(postgres.url(database, port=proxy.port), **options) as ledger,
     ):
         assert await ledger.permit(fresh("warm"))

@@ -13,7 +13,7 @@ import pytest
 
 import crowd
 import payclient
-from crowd import Crowd, Service, hint, in_virtual_time, now, push, pushed, waited
+from crowd import Service, hint, in_virtual_time, now, push, pushed, waited
 from crowd import tracking as crowding
 from fake_ledgers import HookedLedger, once
 from fake_service import (
@@ -50,7 +50,7 @@ async def test_notifications_that_die_are_survived() -> None:
     """They thin the queries; when they stop, the delay is that of polling alone within 50 sales."""
     alive, dead, later = 120, 50, 130
     delays: dict[int, float] = {}
-    service = Crowd(3, faults=False)
+    service = Service(seed=3)
     async with crowding(service) as tracker:
 
         def notify(number: int, identifier: str) -> None:
@@ -78,7 +78,7 @@ async def test_notifications_that_die_are_survived() -> None:
 @in_virtual_time
 async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
     """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
-    service = Crowd(5, faults=False)
+    service = Service(seed=5)
     async with crowding(service, profile=attrs.evolve(crowd.PROFILE, queries_per_minute=30.0)) as tracker:
         pendings = await pushed(tracker, 60)
         await asyncio.sleep(20.0)
@@ -180,7 +180,7 @@ async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
 async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
     for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd()):
-        async with crowding(Crowd(1, faults=False), schedule=odd) as tracker:
+        async with crowding(Service(seed=1), schedule=odd) as tracker:
             pending = await tracker.sale(push("order-1"))
             assert (await pending.wait()).paid is not None
     assert "the schedule failed: ValueError" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 import payclient
 from crowd import PROFILE as CROWD
 from crowd import Service, hint, in_virtual_time, now, push, pushed, tracking, waited
-from fake_service import form
+from fake_service import answer, form
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -155,11 +155,11 @@ class Forms(Service):
                 "transactionId": 10**6 + len(self.forms), "clientTransactionId": name,
                 "amount": data["amount"], "currency": data["currency"], "state": "Aceptado",
             }  # fmt: skip
-            return self._answer({"paymentId": name, "payWithCard": f"https://pay.example/{name}"})
+            return answer(200, {"paymentId": name, "payWithCard": f"https://pay.example/{name}"})
         self.made.append(now())
         name = data["clientTxId"]
         self.confirmed.setdefault(name, now())
-        return self._answer(self.forms[name])
+        return answer(200, self.forms[name])
 
     def status(self, identifier: str) -> dict[str, object]:
         form = self.forms.get(identifier)

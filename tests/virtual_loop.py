@@ -14,10 +14,12 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, TypeVar, TypeVarTuple
+from functools import partial, wraps
+from typing import Any, ParamSpec, Self, TypeVar, TypeVarTuple
 
-__all__ = ["VirtualClock", "VirtualLoop", "run"]
+__all__ = ["VirtualClock", "VirtualLoop", "in_virtual_time", "run"]
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
@@ -25,12 +27,12 @@ _Ts = TypeVarTuple("_Ts")
 _MANY = 10_000
 
 
-class _Task(asyncio.Task[Any]):
-    """A task whose hash is its number, so that sets of tasks are walked in the same order in every run."""
+class _Numbered:
+    """What has its number as its hash, so that sets of tasks and futures are walked in the same order in every run."""
 
     number: int
 
-    def __new__(cls, *args: Any, **options: Any) -> _Task:
+    def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
         self.number = options["loop"].next_number()
         return self
@@ -39,18 +41,12 @@ class _Task(asyncio.Task[Any]):
         return self.number
 
 
-class _Future(asyncio.Future[Any]):
-    """A future whose hash is its number."""
+class _Task(_Numbered, asyncio.Task[Any]):
+    """A task with a number."""
 
-    number: int
 
-    def __new__(cls, *args: Any, **options: Any) -> _Future:
-        self = super().__new__(cls)
-        self.number = options["loop"].next_number()
-        return self
-
-    def __hash__(self) -> int:
-        return self.number
+class _Future(_Numbered, asyncio.Future[Any]):
+    """A future with a number."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -184,10 +180,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][0] <= now:
             self.ready.append(heapq.heappop(timers)[2])
 
-    def run(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Start a task from outside."""
-        return self.create_task(coroutine)
-
     def step(self) -> None:
         """Run one callback: a task from one await to the next."""
         handle = self.ready.popleft()
@@ -200,7 +192,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def abandon(self) -> None:
         """The world is over: let go of every task, here and now and not when garbage is collected."""
-        self._failed = _nobody
+        self._failed = self._failures.append  # nobody reads them any more
         events._set_running_loop(self)
         try:
             for task in self.tasks:
@@ -231,11 +223,23 @@ class VirtualClock:
         return asyncio.get_running_loop().call_at(when, callback, *args)
 
 
-def run(main: Coroutine[Any, Any, _T]) -> _T:
+def run(main: Coroutine[Any, Any, _T], *, eager: bool = False) -> _T:
     """Like `asyncio.run`, in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=partial(VirtualLoop, eager=eager)) as runner:  # type: ignore[abstract]  # no I/O
         return runner.run(main)
 
 
-def _nobody(what: str) -> None:
-    """Nobody listens any more."""
+def in_virtual_time(
+    test: Callable[_P, Coroutine[Any, Any, None]], *, eager: bool = False, longest: float | None = None
+) -> Callable[_P, None]:
+    """Run a test on a loop whose time jumps to the next timer; for so many of its seconds at most."""
+
+    async def timed(*args: _P.args, **options: _P.kwargs) -> None:
+        async with asyncio.timeout(longest):
+            await test(*args, **options)
+
+    @wraps(test)
+    def run_it(*args: _P.args, **options: _P.kwargs) -> None:
+        run(timed(*args, **options), eager=eager)
+
+    return run_it

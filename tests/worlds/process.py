@@ -77,7 +77,7 @@ class Process:
             self._session, self.ledger, status=self._status if settings.source else None,
             schedule=Fixed(settings.gap), clock=self,
         )  # fmt: skip
-        self.loop.run(self._start())
+        self.loop.create_task(self._start())
 
     # --- Clocks
 
@@ -183,7 +183,7 @@ class Process:
 
     def do(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Start something the application does."""
-        self.loop.run(coroutine)
+        self.loop.create_task(coroutine)
 
     async def _start(self) -> None:
         try:

@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -18,7 +18,7 @@ import attrs
 import orjson
 import pytest
 
-import virtual_loop
+from crowd import in_virtual_time, now
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit, Scripted, error_of
 from payclient.clock import Timeouts
@@ -36,11 +36,12 @@ from payclient.profile import DOCUMENT, PAYPHONE
 from payclient.session import RETRY_DELAYS, Exchange, PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from raw_server import RawServer, answer, hang, read, turns, write
+from virtual_loop import VirtualLoop
 
 TOKEN = "canary-token-5QdX"
 BASE = "https://pay.example"
 #: For what only a time-out ends.
-SHORT = Timeouts(connect=0.2, total=0.2)
+SHORT, TEN = Timeouts(connect=0.2, total=0.2), Timeouts(total=10)
 
 TRIES = 1 + len(RETRY_DELAYS)
 
@@ -85,6 +86,15 @@ class Tokens:
         if isinstance(token, BaseException):
             raise token
         return cast("str", token)
+
+
+async def ended(call: Awaitable[object]) -> tuple[type[BaseException] | None, float]:
+    """How a call ended, and when."""
+    try:
+        await call
+    except BaseException as error:
+        return type(error), now()
+    return None, now()
 
 
 pytestmark = pytest.mark.usefixtures("delays")
@@ -339,19 +349,17 @@ async def test_repeats_what_was_not_sent(delays: list[float]) -> None:
 # --- Time-outs
 
 
-def test_what_was_not_sent_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_what_was_not_sent_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """The delays are real, the total time-out covers them too, and what was not sent stays not sent."""
     monkeypatch.undo()  # the fixture that repeats without waiting
 
-    async def main() -> None:
-        fake = Scripted(OSError(111, "refused"), sends=False)
-        error, when = await ended(session_over(fake).sale(SALE))
-        assert (error, len(fake.requests)) == (NotSentError, TRIES)
-        assert sum(RETRY_DELAYS) / 2 <= when <= sum(RETRY_DELAYS) * 1.5
-        error, later = await ended(session_over(fake, timeouts=Timeouts(total=0.01)).sale(SALE))
-        assert (error, round(later - when, 6)) == (NotSentError, 0.01)
-
-    virtually(main)
+    fake = Scripted(OSError(111, "refused"), sends=False)
+    error, when = await ended(session_over(fake).sale(SALE))
+    assert (error, len(fake.requests)) == (NotSentError, TRIES)
+    assert sum(RETRY_DELAYS) / 2 <= when <= sum(RETRY_DELAYS) * 1.5
+    error, later = await ended(session_over(fake, timeouts=Timeouts(total=0.01)).sale(SALE))
+    assert (error, round(later - when, 6)) == (NotSentError, 0.01)
 
 
 # --- The token
@@ -464,51 +472,45 @@ async def test_raising_token_callable() -> None:
     assert tokens.asked == 2
 
 
-def test_token_callable_that_cannot_be_cancelled() -> None:
+@in_virtual_time
+async def test_token_callable_that_cannot_be_cancelled() -> None:
     """It hangs for ever, and the calls after it call for a token of their own."""
+    never, asked = asyncio.Event(), 0
 
-    async def main() -> None:
-        never, asked = asyncio.Event(), 0
+    async def token() -> str:
+        nonlocal asked
+        asked += 1
+        while asked == 1:
+            with suppress(asyncio.CancelledError):
+                await never.wait()
+        return TOKEN
 
-        async def token() -> str:
-            nonlocal asked
-            asked += 1
-            while asked == 1:
-                with suppress(asyncio.CancelledError):
-                    await never.wait()
-            return TOKEN
-
-        fake = Scripted(CREATED)
-        async with session_over(fake, token, timeouts=TEN) as session:
-            assert (await ended(session.sale(SALE)))[0] is NotSentError
-            await asyncio.sleep(1)
-            assert (await session.sale(SALE)).transaction_id == 12
-            assert len(fake.requests) == 1
-            asked = 2
-            never.set()
-            await turns()
-
-    virtually(main)
-
-
-def test_hanging_token_callable() -> None:
-    """It is not sent, be the call's time longer or not; the next call asks again, and closing ends the asking."""
-
-    async def main() -> None:
-        tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
-        async with session_over(fake, tokens, timeouts=TEN) as session:
-            for own, seconds in ((None, 10), (Timeouts(total=60), TRIES * 10), (None, 10)):
-                began = now()
-                error, when = await ended(session.sale(SALE, timeouts=own))
-                assert (error, when - began) == (NotSentError, seconds)
-                await asyncio.sleep(1)
-            assert await ended(session.sale(SALE, timeouts=Timeouts(total=0.5))) == (NotSentError, now())
+    fake = Scripted(CREATED)
+    async with session_over(fake, token, timeouts=TEN) as session:
+        assert (await ended(session.sale(SALE)))[0] is NotSentError
+        await asyncio.sleep(1)
+        assert (await session.sale(SALE)).transaction_id == 12
+        assert len(fake.requests) == 1
+        asked = 2
+        never.set()
         await turns()
-        assert asyncio.all_tasks() == {asyncio.current_task()}, "closing leaves no task behind"
-        assert fake.requests == []
-        assert tokens.asked == 3 + TRIES
 
-    virtually(main)
+
+@in_virtual_time
+async def test_hanging_token_callable() -> None:
+    """It is not sent, be the call's time longer or not; the next call asks again, and closing ends the asking."""
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
+    async with session_over(fake, tokens, timeouts=TEN) as session:
+        for own, seconds in ((None, 10), (Timeouts(total=60), TRIES * 10), (None, 10)):
+            began = now()
+            error, when = await ended(session.sale(SALE, timeouts=own))
+            assert (error, when - began) == (NotSentError, seconds)
+            await asyncio.sleep(1)
+        assert await ended(session.sale(SALE, timeouts=Timeouts(total=0.5))) == (NotSentError, now())
+    await turns()
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "closing leaves no task behind"
+    assert fake.requests == []
+    assert tokens.asked == 3 + TRIES
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
@@ -595,84 +597,55 @@ async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
     ]  # fmt: skip
 
 
-# --- The total time-out, in virtual time
+# --- The total time-out
 
 
-def virtually(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Run it on a loop whose seconds cost nothing."""
-    virtual_loop.run(main())
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def ended(call: Awaitable[object]) -> tuple[type[BaseException] | None, float]:
-    """How a call ended, and when."""
-    try:
-        await call
-    except BaseException as error:
-        return type(error), now()
-    return None, now()
-
-
-TEN = Timeouts(total=10)
-
-
-def test_each_call_ends_at_its_own_time() -> None:
+@in_virtual_time
+async def test_each_call_ends_at_its_own_time() -> None:
     """Calls of one length, a shorter and a longer one, begun one after another; the error says which time it was."""
-
-    async def main() -> None:
-        session, calls = session_over(endless, timeouts=TEN), []
-        for own in (None, None, Timeouts(total=3), Timeouts(total=60), Timeouts(total=10), None):
-            calls.append(asyncio.create_task(ended(session.sale(SALE, timeouts=own))))
-            await asyncio.sleep(1)
-        ends = [await call for call in calls]
-        assert [when for _, when in ends] == [10, 11, 5, 63, 14, 15]
-        assert {error for error, _ in ends} == {OutcomeUnknownError}
-        for name in ("sale", "prepare"):
-            with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.01 s"):
-                await ONCE[name](session, timeouts=Timeouts(total=0.01))
-
-    virtually(main)
+    session, calls = session_over(endless, timeouts=TEN), []
+    for own in (None, None, Timeouts(total=3), Timeouts(total=60), Timeouts(total=10), None):
+        calls.append(asyncio.create_task(ended(session.sale(SALE, timeouts=own))))
+        await asyncio.sleep(1)
+    ends = [await call for call in calls]
+    assert [when for _, when in ends] == [10, 11, 5, 63, 14, 15]
+    assert {error for error, _ in ends} == {OutcomeUnknownError}
+    for name in ("sale", "prepare"):
+        with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.01 s"):
+            await ONCE[name](session, timeouts=Timeouts(total=0.01))
 
 
-def test_a_call_that_ended_is_not_cancelled_later() -> None:
+@in_virtual_time
+async def test_a_call_that_ended_is_not_cancelled_later() -> None:
     """Its task lives on beyond its time, and a thousand calls leave nothing behind."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, virtual_loop.VirtualLoop)
-        session = session_over(Scripted(CREATED), timeouts=TEN)
-        for own in [None] * 500 + [Timeouts(total=20)] * 500:
-            await session.sale(SALE, timeouts=own)
-        await asyncio.sleep(30)
-        assert loop.next_timer() is None, "nor is there a timer without a call"
-        assert loop.tasks == [asyncio.current_task()]
-        await session.sale(SALE, timeouts=Timeouts(total=20))
-        await session.sale(SALE)
-        await session.aclose()
-        assert loop.next_timer() is None
-
-    virtually(main)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    session = session_over(Scripted(CREATED), timeouts=TEN)
+    for own in [None] * 500 + [Timeouts(total=20)] * 500:
+        await session.sale(SALE, timeouts=own)
+    await asyncio.sleep(30)
+    assert loop.next_timer() is None, "nor is there a timer without a call"
+    assert loop.tasks == [asyncio.current_task()]
+    await session.sale(SALE, timeouts=Timeouts(total=20))
+    await session.sale(SALE)
+    await session.aclose()
+    assert loop.next_timer() is None
 
 
 @pytest.mark.parametrize("at", [5.0, 10.0], ids=["alone", "in the very turn of the time-out"])
-def test_cancelled_by_somebody_else(at: float) -> None:
+@in_virtual_time
+async def test_cancelled_by_somebody_else(at: float) -> None:
     """A cancellation from outside is not the time-out's, alone or together with it."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        call = asyncio.create_task(cast("Any", session_over(endless, timeouts=TEN).sale(SALE)))
-        loop.call_at(at, lambda: call.cancel())  # made before the call's own timer, and so rung before it
-        await asyncio.sleep(0)
-        await asyncio.wait([call])
-        assert (call.cancelled(), now()) == (True, at)
-
-    virtually(main)
+    loop = asyncio.get_running_loop()
+    call = asyncio.create_task(cast("Any", session_over(endless, timeouts=TEN).sale(SALE)))
+    loop.call_at(at, lambda: call.cancel())  # made before the call's own timer, and so rung before it
+    await asyncio.sleep(0)
+    await asyncio.wait([call])
+    assert (call.cancelled(), now()) == (True, at)
 
 
-def test_a_time_out_in_a_task_that_is_being_cancelled() -> None:
+@in_virtual_time
+async def test_a_time_out_in_a_task_that_is_being_cancelled() -> None:
     """An earlier cancellation that the task outlived is not mistaken for a new one; the time-out leaves none behind."""
 
     async def charge() -> tuple[type[BaseException] | None, float]:
@@ -689,15 +662,12 @@ def test_a_time_out_in_a_task_that_is_being_cancelled() -> None:
         except asyncio.CancelledError:
             raise LookupError from None
 
-    async def main() -> None:
-        call = asyncio.create_task(charge())
-        await asyncio.sleep(1)
-        call.cancel()
-        assert await call == (OutcomeUnknownError, 11)
-        assert call.cancelling() == 1
-        session, task = session_over(Scripted(CREATED), timeouts=TEN), asyncio.current_task()
-        assert task is not None
-        assert await ended(session.sale(SALE, before_send=ledger)) == (LookupError, 21)
-        assert task.cancelling() == 0
-
-    virtually(main)
+    call = asyncio.create_task(charge())
+    await asyncio.sleep(1)
+    call.cancel()
+    assert await call == (OutcomeUnknownError, 11)
+    assert call.cancelling() == 1
+    session, task = session_over(Scripted(CREATED), timeouts=TEN), asyncio.current_task()
+    assert task is not None
+    assert await ended(session.sale(SALE, before_send=ledger)) == (LookupError, 21)
+    assert task.cancelling() == 0

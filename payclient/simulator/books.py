@@ -1,59 +1,56 @@
 """The books of the service, without HTTP: every transaction, what decides it (§3), its money, the counts, the log."""
 
 import secrets
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from datetime import datetime, time, timedelta, timezone
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from attrs import Factory, define, field, fields_dict
 
-from .clock import ServiceClock, Timetable
+from .clock import JumpClock, ServiceClock, Timetable
 from .faults import FaultPlan
 from .messages import Reason, RefusalError
 from .rules import check
 from .scenarios import Answers
-from .settings import ACCEPTED, CANCELLED, Settings
+from .settings import CANCELLED, Settings
 from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
 
 _KEPT: Final = 1000  # entries of the log
 _LONGEST: Final = 200  # characters of a foreign text, so that the log stays small whatever is sent
-_REPEATED: Final = (
-    "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4"
-)  # fmt: skip
+#: How a form is decided, in the customer's words for a sale, and how each reversal is counted.
+_ANSWERS: Final = {"paid": "approved", "declined": "rejected"}
+_REVERSALS: Final = {"merchant": "reversed", "unconfirmed": "reversed_unconfirmed"}
 
 
-@define(eq=False, repr=False, slots=False)
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class Books:
     """The state of one service, and what its customers and its time do to it."""
 
-    settings: Settings
-    clock: ServiceClock
     #: The only token that is taken, or the account of each; without either any token is.
-    token: str | None
-    accounts: Mapping[str, str] | None
+    token: str | None = None
+    accounts: Mapping[str, str] | None = None
+    clock: ServiceClock = field(factory=JumpClock)
+    settings: Settings = field(factory=Settings)
     #: The simulated customers of later sales; None: no customer answers by itself.
-    answers: Answers | None
+    answers: Answers | None = None
     #: The plan of faults; `done` counts those that happened.
-    faults: FaultPlan
-    timetable: Timetable = field(default=Factory(lambda self: Timetable(self.clock), takes_self=True))
-    tally: Counter[str] = field(factory=Counter)
+    faults: FaultPlan = field(default=None, converter=FaultPlan)
+    timetable: Timetable = field(
+        default=Factory(lambda self: Timetable(self.clock), takes_self=True), init=False
+    )
+    #: Counts of what no transaction shows.
+    tally: Counter[str] = field(factory=Counter, init=False)
     #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
-    sales: dict[int, Sale] = field(factory=dict)
-    forms: dict[str, Form] = field(factory=dict)
-    #: How many sales each client transaction id created; above 1, a customer was charged twice.
-    created_per_client_id: Counter[str] = field(factory=Counter)
-    #: The cents that each client transaction id paid and did not get back.
-    collected_per_client_id: Counter[str] = field(factory=Counter)
-    _entries: deque[LogEntry] = field(factory=lambda: deque(maxlen=_KEPT))
-    _last_entry: int = 0
-    _url: str = ""
-    _ahead: float = 0.0  # seconds by which the service's day is ahead of its clock
-    _by_id: dict[int, Transaction] = field(factory=dict)
-    _by_client_id: dict[str, list[Transaction]] = field(factory=dict)
-    _prepared: set[tuple[str, str]] = field(factory=set)  # (account, client transaction id) of every form
-    _busy_lanes: set[tuple[str, str | None, str]] = field(factory=set)  # those with a pending sale
+    sales: dict[int, Sale] = field(factory=dict, init=False)
+    forms: dict[str, Form] = field(factory=dict, init=False)
+    _entries: deque[LogEntry] = field(factory=lambda: deque(maxlen=_KEPT), init=False)
+    _url: str = field(default="", init=False)
+    _ahead: float = field(default=0.0, init=False)  # seconds by which the service's day is ahead of its clock
+    _by_id: dict[int, Transaction] = field(factory=dict, init=False)
+    _by_client_id: dict[str, list[Transaction]] = field(factory=lambda: defaultdict(list), init=False)
+    _lanes: dict[object, Sale] = field(factory=dict, init=False)  # the newest sale of each
 
     @property
     def url(self) -> str:
@@ -63,24 +60,48 @@ class Books:
         return self._url
 
     @property
+    def created_per_client_id(self) -> Counter[str]:
+        """How many sales each client transaction id created; above 1, one was charged twice."""
+        return Counter(sale.client_transaction_id for sale in self.sales.values())
+
+    @property
+    def collected_per_client_id(self) -> Counter[str]:
+        """The cents that each client transaction id paid and did not get back."""
+        collected: Counter[str] = Counter()
+        for one in self._by_id.values():
+            if one.is_held:
+                collected[one.client_transaction_id] += one.amount
+        return collected
+
+    @property
     def counts(self) -> Counts:
         """Counts of all that the service has executed so far."""
+        counted = self.tally.copy()
+        counted.update(sale.how or "pending" for sale in self.sales.values())
+        counted.update(f"forms_{form.how}" for form in self.forms.values())
+        counted.update(_REVERSALS[one.reversal] for one in self._by_id.values() if one.reversal)
+        counted.update(created=len(self.sales), prepared=len(self.forms))
+        counted.update(collected=self.collected_per_client_id.total())
         duplicates = {one: times for one, times in self.created_per_client_id.items() if times > 1}
-        counted: dict[str, Any] = {name: self.tally[name] for name in fields_dict(Counts)}
-        return Counts(**counted | {"duplicates": duplicates})
+        numbers: dict[str, Any] = {name: counted[name] for name in fields_dict(Counts)}
+        return Counts(**numbers | {"duplicates": duplicates})
 
     @property
     def log(self) -> tuple[LogEntry, ...]:
         """The last thousand entries, oldest first."""
         return tuple(self._entries)
 
+    @property
+    def last_entry(self) -> int:
+        """The number of the newest entry of the log."""
+        return self._entries[-1].number if self._entries else 0
+
     def log_entry(
         self, kind: LogKind, text: str, client_id: str | None = None, number: int | None = None, **result: Any
     ) -> None:
         """Log one entry; `result` is its status and its fault."""
-        self._last_entry += 1
         ids = {"client_transaction_id": client_id and client_id[:_LONGEST], "transaction_id": number}
-        at: dict[str, Any] = {"number": self._last_entry, "at": self.clock.time(), **ids}
+        at: dict[str, Any] = {"number": self.last_entry + 1, "at": self.clock.time(), **ids}
         self._entries.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
 
     def local_time(self, moment: float | None = None) -> datetime:
@@ -109,33 +130,29 @@ class Books:
 
     def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
         """Return all with this id in one account, newest first."""
-        found = self._by_client_id.get(client_transaction_id, [])
-        return [one for one in reversed(found) if one.account == account]
+        found = [one for one in self._of(client_transaction_id, account) if one.transaction_id]
+        return sorted(found, key=lambda one: one.transaction_id or 0, reverse=True)
 
     # Sales
 
     def create_sale(self, body: Mapping[str, Any], account: str = "") -> Sale:
         """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
         settings = self.settings
-        check("sale", body, settings)
+        common = self._common("sale", body, account)
         phone, prefix = body.get("phoneNumber"), body["countryCode"].removeprefix("+")
         by_name = settings.nick_name_flag is not None and body.get(settings.nick_name_flag) is True
-        details = {name: body.get(name) for name in _REPEATED}
-        # With the country code and without the local zero.
-        details["phoneNumber"] = None if phone is None else prefix + phone.removeprefix("0")
+        if phone is not None:  # with the country code and without the local zero
+            common["texts"]["phoneNumber"] = prefix + phone.removeprefix("0")
         sale = Sale(
-            **self._common(body, account),
+            **common,
             customer=f"nick name {body['nickName']}" if by_name else f"{prefix} {phone}",
-            response_url=body.get("responseUrl") or None,
             expires_at=self.clock.time() + settings.sale_window,
-            details=details,
         )
-        if sale.lane in self._busy_lanes:
+        newest = self._lanes.get(sale.lane)
+        if newest is not None and newest.how is None:
             raise RefusalError.of(22, 2061)
-        self.sales[self._add(sale)] = sale
-        self._busy_lanes.add(sale.lane)
-        self.created_per_client_id[sale.client_transaction_id] += 1
-        self.tally.update(("created", "pending"))
+        self.sales[self._number(sale)] = self._lanes[sale.lane] = sale
+        self._by_client_id[sale.client_transaction_id].append(sale)
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
         if self.answers is not None:
             answer, delay = self.answers.draw(sale.client_transaction_id)
@@ -147,10 +164,9 @@ class Books:
     def sale(self, sale: int | str) -> Sale:
         """Return the sale of a transaction id, or the newest of a client transaction id; LookupError for neither."""
         self.timetable.run_due()
-        if isinstance(sale, int) and sale in self.sales:
-            return self.sales[sale]
-        for one in reversed(self.sales.values()):
-            if one.client_transaction_id == sale:
+        found = [self._by_id.get(sale)] if isinstance(sale, int) else self._by_client_id.get(sale, [])
+        for one in reversed(found):
+            if isinstance(one, Sale):
                 return one
         raise LookupError(f"no sale has the id {sale!a}")
 
@@ -163,11 +179,7 @@ class Books:
 
     def decide_sale(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
         """Decide a pending sale, and notify the merchant of the customer's answer."""
-        sale.reason = reason
-        self._busy_lanes.discard(sale.lane)
-        self.tally["pending"] -= 1
-        self.tally[how] += 1
-        self._decide(sale, how, self.settings.states.get(how, CANCELLED))  # §3: an expired one is Cancelado
+        self._decide(sale, how, reason)
         self.log_entry("customer", how, sale.client_transaction_id, sale.transaction_id)
         if how in ("approved", "rejected"):  # §6: nothing is sent on expiry
             self.notify_merchant(sale)
@@ -179,24 +191,16 @@ class Books:
 
     def create_form(self, body: Mapping[str, Any], account: str = "") -> Form:
         """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
-        settings = self.settings
-        check("prepare", body, settings)
-        key = account, body["clientTransactionId"]
-        if settings.duplicate_code is not None and settings.refuses_second_form and key in self._prepared:
-            raise RefusalError.of(settings.duplicate_code)
-        is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
-        texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
+        language_field = self.settings.language_field
+        common = self._common("prepare", body, account)
         form = Form(
-            **self._common(body, account),
+            **common,
             payment_id=secrets.token_urlsafe(24),
-            language="en" if is_english else "es",
-            response_url=body["responseUrl"],
-            cancellation_url=texts.get("cancellationUrl"),
-            texts=texts,
+            cancellation_url=common["texts"].get("cancellationUrl"),
+            language="en" if language_field is not None and body.get(language_field) == "en" else "es",
         )
         self.forms[form.payment_id] = form
-        self._prepared.add(key)
-        self.tally["prepared"] += 1
+        self._by_client_id[form.client_transaction_id].append(form)
         return form
 
     def link(self, form: Form, way: str) -> str:
@@ -227,20 +231,10 @@ class Books:
 
         Returns the address to which the browser is sent (§6).
         """
-        form = self._payable_form(payment_id, method)
-        number, declined = self._add(form), declined or reason is not None
-        form.reason = reason
-        how, answer = ("declined", "rejected") if declined else ("paid", "approved")
-        self._close(form, method, how, self.settings.states[answer])
-        texts = form.texts
-        form.details = {
-            **{name: texts.get(name) for name in _REPEATED},
-            "optionalParameter3": texts.get("optionalParameter3") or texts.get("optionalParameter"),
-            "phoneNumber": texts.get("phoneNumber", "").removeprefix("+") or None,
-            "email": texts.get("email"),
-            "document": texts.get("documentId"),
-        }
-        if form.awaits_confirmation:
+        how = "declined" if declined or reason is not None else "paid"
+        form = self._decide_form(payment_id, method, how, reason)
+        number = self._number(form)
+        if form.is_held:
             self.notify_merchant(form)
             if self.settings.confirm_window is not None:
                 self.timetable.after(self.settings.confirm_window, self._lapse, form)
@@ -248,8 +242,7 @@ class Books:
 
     async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
         """Open the link and close the form by its X; otherwise like `pay`. None if the X leads nowhere (§2.3)."""
-        form = self._payable_form(payment_id, method)
-        self._close(form, method, "cancelled", CANCELLED)
+        form = self._decide_form(payment_id, method, "cancelled")
         if self.settings.returns_without_payment:
             return self._back(form.cancellation_url or form.response_url, form, 0)
         return None if form.cancellation_url is None else with_query(form.cancellation_url, {})
@@ -271,10 +264,8 @@ class Books:
                 self.decide_sale(found, "cancelled")
             case "cancel":
                 raise RefusalError.of(25, 2029)
-            case "reverse" if (
-                found and found.state == ACCEPTED and not found.reversal and self._is_today(found)
-            ):
-                self._give_back(found, "merchant")
+            case "reverse" if found is not None and found.is_held and self._is_today(found):
+                found.state, found.reversal = self.settings.states["reversed"], "merchant"
             case _:
                 raise RefusalError.of(20)
         return found
@@ -286,54 +277,60 @@ class Books:
         found = self.find(body["id"])
         return found if found is not None and found.account == account else None
 
-    def _common(self, body: Mapping[str, Any], account: str) -> dict[str, Any]:
-        """Return what sales and forms have in common, unless the id has a transaction and may not have another."""
-        code, client_id = self.settings.duplicate_code, body["clientTransactionId"]
-        if code is not None and self.find_by_client_id(client_id, account):
+    def _of(self, client_transaction_id: str, account: str) -> list[Transaction]:
+        """Return the sales and forms with this id in one account, paid or not."""
+        return [one for one in self._by_client_id.get(client_transaction_id, ()) if one.account == account]
+
+    def _common(self, operation: str, body: Mapping[str, Any], account: str) -> dict[str, Any]:
+        """Return what sales and forms have in common; RefusalError for a body or a repeated id that is not taken."""
+        check(operation, body, self.settings)
+        client_id, code = body["clientTransactionId"], self.settings.duplicate_code
+        refuses_unpaid = operation == "prepare" and self.settings.refuses_second_form
+        if code is not None and any(
+            one.transaction_id or refuses_unpaid for one in self._of(client_id, account)
+        ):
             raise RefusalError.of(code)
+        texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
         return {
             "client_transaction_id": client_id,
             "account": account,
             "store_id": body.get("storeId"),
             "amount": body["amount"],
             "currency": body.get("currency") or "USD",
+            "response_url": texts.get("responseUrl"),
             "created_at": self.clock.time(),
+            "texts": texts,
         }
 
-    def _add(self, transaction: Transaction) -> int:
+    def _number(self, transaction: Transaction) -> int:
         """Give a transaction its id, from one row of ids for sales and button payments."""
         number = transaction.transaction_id = self.settings.first_id + len(self._by_id)
         self._by_id[number] = transaction
-        self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
         return number
 
-    def _decide(self, transaction: Transaction, how: str, state: str) -> None:
-        """Record how a transaction was decided, and when; the money of an accepted one is the merchant's."""
-        transaction.how, transaction.state = how, state
-        transaction.decided_at = self.clock.time()
-        if state == ACCEPTED:
-            self._collect(transaction, transaction.amount)
+    def _decide(self, transaction: Transaction, how: str, reason: Reason | None) -> None:
+        transaction.how, transaction.reason, transaction.decided_at = how, reason, self.clock.time()
+        # §3: an expired one is Cancelado.
+        transaction.state = self.settings.states.get(_ANSWERS.get(how, how), CANCELLED)
 
-    def _happen(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
-        if sale.how is None and (how == "expired" or not sale.ignored):
-            self.decide_sale(sale, how, reason)
-
-    def _payable_form(self, payment_id: str, method: Method) -> Form:
+    def _decide_form(self, payment_id: str, method: Method, how: str, reason: Reason | None = None) -> Form:
+        """Open a link, decide the form by it, and return the form; ValueError if it cannot be decided."""
         form = self.open_form(payment_id, method)
         if form.how is not None:
             raise ValueError(f"the payment {form.client_transaction_id!a} was already {form.how}")
         if self.is_expired(form, method):
             raise ValueError(f"the {method} link of the payment {form.client_transaction_id!a} has expired")
+        form.method = method
+        self._decide(form, how, reason)
         return form
 
-    def _close(self, form: Form, method: Method, how: str, state: str) -> None:
-        form.method = method
-        self._decide(form, how, state)
-        self.tally[f"forms_{how}"] += 1
+    def _happen(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
+        if sale.how is None and (how == "expired" or not sale.ignored):
+            self.decide_sale(sale, how, reason)
 
     def _lapse(self, form: Form) -> None:
         if form.awaits_confirmation:
-            self._give_back(form, "unconfirmed")
+            form.state, form.reversal = self.settings.states["reversed"], "unconfirmed"
 
     def _back(self, address: str, form: Form, number: int) -> str:
         values = (str(number), form.client_transaction_id)
@@ -342,16 +339,6 @@ class Books:
     def _is_today(self, found: Transaction) -> bool:
         now, paid = self.local_time(), self.local_time(found.decided_at)
         return now.date() == paid.date() and now.hour < self.settings.reversal_hour
-
-    def _give_back(self, transaction: Transaction, why: Literal["merchant", "unconfirmed"]) -> None:
-        """Reverse an accepted transaction."""
-        transaction.state, transaction.reversal = self.settings.states["reversed"], why
-        self.tally["reversed" if why == "merchant" else "reversed_unconfirmed"] += 1
-        self._collect(transaction, -transaction.amount)
-
-    def _collect(self, transaction: Transaction, cents: int) -> None:
-        self.tally["collected"] += cents
-        self.collected_per_client_id[transaction.client_transaction_id] += cents
 
 
 def with_query(address: str, parameters: Mapping[str, str | int]) -> str:

@@ -8,19 +8,19 @@ from itertools import islice
 from typing import Any, Final, Self
 
 from aiohttp import web
-from attrs import asdict, evolve
+from attrs import asdict, define, evolve, field
+from yarl import URL
 
 from .books import Books
-from .clock import JumpClock, ServiceClock, sleep
+from .clock import JumpClock, sleep
 from .control_api import ControlApi, is_loopback
-from .faults import KINDS, Fault, FaultPlan, Faults
+from .faults import KINDS, Fault
 from .form_pages import FormPages
 from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
 from .notifications import Notifications
 from .routes import Route, json_reply
-from .scenarios import SCENARIOS, Answers, scenario
-from .settings import Settings
+from .scenarios import SCENARIOS, scenario
 from .transactions import METHODS, Form, LogEntry, Sale, Transaction
 
 _SHOWN: Final = 12
@@ -30,48 +30,36 @@ _UNTIL_ANSWERED: Final = 0.02  # seconds
 _PATIENCE: Final = 30.0  # seconds until a call to another thread is given up
 
 
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class Simulator(Books):
     """The simulated service, at `url` while its `async with` lasts; sales and forms stay readable afterwards.
 
     Without a `token` any bearer token is taken, but there must be one. `accounts` are the tokens instead, each with the
     name of its account, which finds its own sales and forms only; the mapping may change while the service is open.
     Unless `control` says otherwise, the page at / and the control routes below /_simulator exist on a loopback host
-    only, because they take no token. Its clock is the machine's, and `advance` lets it jump.
+    only, because they take no token. Its clock is the machine's, begins at noon, and `advance` lets it jump.
 
     Where a sale is an argument, it is a transaction id or a client transaction id, whose newest sale is meant;
     LookupError if there is none, ValueError if the sale must be pending and is decided. Likewise of a payment id, whose
     form must be open and its link alive.
     """
 
-    def __init__(
-        self,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        token: str | None = None,
-        accounts: Mapping[str, str] | None = None,
-        clock: ServiceClock | None = None,
-        settings: Settings | None = None,
-        answers: Answers | None = None,
-        faults: Faults | None = None,
-        control: bool | None = None,
-    ) -> None:
-        super().__init__(
-            settings or Settings(), clock or JumpClock(), token, accounts, answers, FaultPlan(faults)
-        )
-        if clock is None:  # a test at night is to pass as well
+    host: str = "127.0.0.1"
+    port: int = 0
+    control: bool | None = None
+    #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
+    waits_for_delivery: bool = field(default=True, init=False)
+    _runner: web.ServerRunner | None = field(default=None, init=False)
+    _restarting: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.clock, JumpClock):  # a test at night is to pass as well
             self.set_time_of_day("12:00")
-        #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
-        self.waits_for_delivery = True
         self._notifications = Notifications(self)
-        self._host, self._port = host, port
         self._merchant_api = MerchantApi(self, self._notifications)
         self._form_pages = FormPages(self)
-        has_control = is_loopback(host) if control is None else control
-        self._control_routes = [*ControlApi(self, host).routes()] if has_control else []
+        self._control_api = ControlApi(self, self.host)
         self._routes = self._all_routes()
-        self._runner: web.ServerRunner | None = None
-        self._restarting: asyncio.Task[None] | None = None
 
     @classmethod
     def scenario(cls, name: str, **options: Any) -> Self:
@@ -125,14 +113,13 @@ class Simulator(Books):
         runner = web.ServerRunner(web.Server(self.serve, access_log=None), shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            await web.TCPSite(runner, self.host, self.port).start()
         except BaseException:
             await runner.cleanup()
             raise
         self._runner = runner
-        self._port = runner.addresses[0][1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._url = f"http://{host}:{self._port}"
+        self.port = runner.addresses[0][1]
+        self._url = str(URL.build(scheme="http", host=self.host, port=self.port))
 
     async def stop(self) -> None:
         """Die as a killed process does: connections break and new ones are refused until `start`.
@@ -184,13 +171,13 @@ class Simulator(Books):
 
     def change_settings(self, changes: Mapping[str, object]) -> None:
         """Change settings, as JSON has them, for all requests to come; ValueError for what cannot be."""
-        self.settings: Settings = self.settings.changed(changes)
+        self.settings = self.settings.changed(changes)
         self._routes = self._all_routes()
         self.log_entry("service", f"settings: {', '.join(changes)}")
 
     def use_accounts(self, accounts: Mapping[str, str]) -> None:
         """Take these tokens from now on, each with the name of its account, and no other."""
-        self.accounts: Mapping[str, str] | None = dict(accounts)
+        self.accounts = dict(accounts)
 
     # Faults
 
@@ -218,7 +205,7 @@ class Simulator(Books):
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
-        self.answers: Answers | None = chosen.answers
+        self.answers = chosen.answers
         self.faults.script.clear()
         self.faults.chances = chosen.faults
         self.log_entry("service", f"scenario {name}")
@@ -237,7 +224,7 @@ class Simulator(Books):
         return {
             "time": self.clock.time(),
             "sale_window": self.settings.sale_window,
-            "log": self._last_entry,
+            "log": self.last_entry,
             "counts": asdict(self.counts),
             "pending": list(islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)),
             "decided": list(islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)),
@@ -297,7 +284,9 @@ class Simulator(Books):
             await self._notifications.delivered(sale)
 
     def _all_routes(self) -> list[Route]:
-        return [*self._merchant_api.routes(), *self._form_pages.routes(), *self._control_routes]
+        has_control = is_loopback(self.host) if self.control is None else self.control
+        routes = [*self._merchant_api.routes(), *self._form_pages.routes()]
+        return [*routes, *(self._control_api.routes() if has_control else ())]
 
     def _live_links(self, form: Form) -> dict[str, str]:
         live = [one for one in METHODS if form.how is None and not self.is_expired(form, one)]

@@ -5,11 +5,18 @@ from typing import Final
 
 from .books import Books
 from .messages import MESSAGE_CODES, Language, say
-from .settings import ACCEPTED, CANCELLED, PENDING, Settings
+from .settings import ACCEPTED, CANCELLED, PENDING
 from .transactions import Form, Transaction
 
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
+#: The fields of a short status, beside the one of the state.
+_SHORT: Final = ("transactionId", "clientTransactionId", "amount", "currency", "statusCode")
+#: What a full status repeats of the request.
+_REPEATED: Final = (
+    "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4",
+    "phoneNumber", "email", "document",
+)  # fmt: skip
 #: The card of a simulated payment, and its holder's data unless the request has them.
 _CARD: Final = {
     "email": "cliente@example.com",
@@ -40,17 +47,15 @@ def status_of(transaction: Transaction, books: Books, language: Language) -> dic
     settings = books.settings
     awaits = isinstance(transaction, Form) and transaction.awaits_confirmation
     state = settings.states["unconfirmed"] if awaits and settings.confirm_window else transaction.state
-    status = _short(transaction, settings, state)
-    if settings.status_detail == "full":
-        status |= _full(transaction, books, state, language)
-    return {name: value for name, value in status.items() if value is not None or settings.writes_absent}
+    status = _full_status(transaction, books, state, language)
+    names = status.keys() if settings.status_detail == "full" else (*_SHORT, settings.state_field)
+    return {name: status[name] for name in names if status[name] is not None or settings.writes_absent}
 
 
 def external_notification(transaction: Transaction, books: Books) -> Mapping[str, object]:
     """Return the body of an approved payment's external notification; all fields are in it, absent ones as null."""
     status: Mapping[str, object] = {
-        **_short(transaction, books.settings, ACCEPTED),
-        **_full(transaction, books, ACCEPTED, "es"),
+        **_full_status(transaction, books, ACCEPTED, "es"),
         "transactionStatus": books.settings.state_words.get(ACCEPTED, ACCEPTED),
         "storeId": transaction.store_id or _STORE,
         "products": [],
@@ -58,7 +63,22 @@ def external_notification(transaction: Transaction, books: Books) -> Mapping[str
     return {name: status.get(name[0].lower() + name[1:]) for name in _EXTERNAL}
 
 
-def _short(transaction: Transaction, settings: Settings, state: str) -> dict[str, object]:
+def _full_status(transaction: Transaction, books: Books, state: str, language: Language) -> dict[str, object]:
+    settings, how = books.settings, transaction.how
+    texts = {
+        "document": transaction.texts.get("documentId"),
+        "optionalParameter3": transaction.texts.get("optionalParameter"),
+        **transaction.texts,
+    }
+    if phone := texts.get("phoneNumber"):
+        texts["phoneNumber"] = phone.removeprefix("+")
+    repeated = {name: texts.get(name) for name in _REPEATED}
+    why = transaction.reversal or transaction.reason or how or ""
+    is_explained = state == CANCELLED and why in MESSAGE_CODES
+    shows_card = how not in (None, "expired", "cancelled")
+    # The request's own values replace those of the simulated card.
+    given = {name: value for name, value in repeated.items() if value is not None}
+    date = books.local_time(transaction.decided_at or transaction.created_at)
     return {
         "transactionId": transaction.transaction_id,
         "clientTransactionId": transaction.client_transaction_id,
@@ -66,24 +86,12 @@ def _short(transaction: Transaction, settings: Settings, state: str) -> dict[str
         "currency": transaction.currency,
         settings.state_field: settings.state_words.get(state, state),
         "statusCode": _STATUS_CODES[state],
-    }
-
-
-def _full(transaction: Transaction, books: Books, state: str, language: Language) -> dict[str, object]:
-    """Return the fields that a full status adds to `_short`."""
-    why = transaction.reversal or transaction.reason or transaction.how or ""
-    message = say(why, language) if state == CANCELLED and why else None
-    shows_card = transaction.how not in (None, "expired", "cancelled")
-    given = {name: value for name, value in transaction.details.items() if value is not None}
-    moment = transaction.decided_at or transaction.created_at
-    return {
-        **transaction.details,
+        **repeated,
         **_SHOP,
-        # The request's own values replace those of the simulated card.
         **(_CARD | given if shows_card else {}),
         "authorizationCode": f"W{transaction.transaction_id}" if shows_card else None,
-        "message": message,
-        "messageCode": 0 if message is None else MESSAGE_CODES[why],
-        "date": books.local_time(moment).replace(tzinfo=None).isoformat(timespec="milliseconds"),
+        "message": say(why, language) if is_explained else None,
+        "messageCode": MESSAGE_CODES[why] if is_explained else 0,
+        "date": date.replace(tzinfo=None).isoformat(timespec="milliseconds"),
         "taxes": [],
     }

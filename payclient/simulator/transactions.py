@@ -37,12 +37,17 @@ class Transaction:
     notification: str | None = None
     #: The same of the external notification; "acknowledged" or "duplicate" for an answer in the service's words.
     external_notification: str | None = None
-    #: The request's words that a full status repeats, by the service's names.
-    details: dict[str, object] = field(factory=dict, repr=False)
+    #: The texts of the request by their names, and what the customer typed of the cardholder's data (§2.3).
+    texts: dict[str, str] = field(repr=False)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the merchant has the money: it was paid and not given back."""
+        return self.state == ACCEPTED and self.reversal is None
 
     def as_json(self) -> dict[str, object]:
         """Return what the control routes show of it: no personal data."""
-        return {name: getattr(self, name) for name, one in fields_dict(Transaction).items() if one.repr}
+        return {name: getattr(self, name) for name, one in fields_dict(type(self)).items() if one.repr}
 
 
 @define(eq=False, kw_only=True)
@@ -57,8 +62,7 @@ class Sale(Transaction):
 
     def as_json(self) -> dict[str, object]:
         """Return the transaction, with the last digits of its customer's phone or name."""
-        more = {"customer": f"…{self.customer[-3:]}", "expires_at": self.expires_at, "ignored": self.ignored}
-        return Transaction.as_json(self) | more
+        return Transaction.as_json(self) | {"customer": f"…{self.customer[-3:]}"}
 
     @property
     def lane(self) -> tuple[str, str | None, str]:
@@ -76,24 +80,22 @@ class Form(Transaction):
     payment_id: str = field(repr=False)  # as good as the links
     response_url: str = field(repr=False)
     cancellation_url: str | None = field(repr=False)
-    language: Language
-    #: The texts of the request by their names, and what the customer typed of the cardholder's data (§2.3).
-    texts: dict[str, str] = field(repr=False)
+    language: Language = field(repr=False)
     #: The link by which it was decided.
     method: Method | None = None
     #: For each link that was loaded, the monotonic time at which its life ends.
-    deadlines: dict[Method, float] = field(factory=dict)
-    confirmed_at: float | None = None
+    deadlines: dict[Method, float] = field(factory=dict, repr=False)
+    confirmed_at: float | None = field(default=None, repr=False)
 
     @property
     def awaits_confirmation(self) -> bool:
         """Whether it is paid, and reversed unless it is confirmed."""
-        return self.state == ACCEPTED and self.confirmed_at is None and self.reversal is None
+        return self.is_held and self.confirmed_at is None
 
     def as_json(self) -> dict[str, object]:
         """Return the transaction with its payment id, which is as good as its links."""
-        more = {"payment_id": self.payment_id, "method": self.method, "loaded": sorted(self.deadlines)}
-        return Transaction.as_json(self) | more | {"confirmed": self.confirmed_at is not None}
+        more = {"loaded": sorted(self.deadlines), "confirmed": self.confirmed_at is not None}
+        return Transaction.as_json(self) | {"payment_id": self.payment_id, **more}
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,7 @@ from attrs import Factory, define, field, fields_dict
 from .clock import JumpClock, ServiceClock, Timetable
 from .faults import FaultPlan
 from .messages import Reason, RefusalError
-from .rules import check
+from .rules import valid_body
 from .scenarios import Answers
 from .settings import CANCELLED, Settings
 from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
@@ -138,6 +138,7 @@ class Books:
     def create_sale(self, body: Mapping[str, Any], account: str = "") -> Sale:
         """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
         settings = self.settings
+        body = valid_body("sale", body, settings)
         common = self._common("sale", body, account)
         phone, prefix = body.get("phoneNumber"), body["countryCode"].removeprefix("+")
         by_name = settings.nick_name_flag is not None and body.get(settings.nick_name_flag) is True
@@ -191,6 +192,7 @@ class Books:
 
     def create_form(self, body: Mapping[str, Any], account: str = "") -> Form:
         """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
+        body = valid_body("prepare", body, self.settings)
         language_field = self.settings.language_field
         common = self._common("prepare", body, account)
         form = Form(
@@ -251,9 +253,7 @@ class Books:
 
     def change(self, operation: str, body: Mapping[str, Any], account: str) -> Transaction:
         """Confirm, cancel or reverse, and return the transaction after it; RefusalError if that cannot be."""
-        if operation == "confirm" and body.get("id") is None:
-            raise RefusalError.of(20)
-        check(operation, body, self.settings)
+        body = valid_body(operation, body, self.settings)
         found = self._find_named(body, account)
         match operation.partition("_")[0]:
             case "confirm" if isinstance(found, Form) and found.client_transaction_id == body["clientTxId"]:
@@ -282,8 +282,7 @@ class Books:
         return [one for one in self._by_client_id.get(client_transaction_id, ()) if one.account == account]
 
     def _common(self, operation: str, body: Mapping[str, Any], account: str) -> dict[str, Any]:
-        """Return what sales and forms have in common; RefusalError for a body or a repeated id that is not taken."""
-        check(operation, body, self.settings)
+        """Return what sales and forms have in common; RefusalError for an id that may not be repeated."""
         client_id, code = body["clientTransactionId"], self.settings.duplicate_code
         refuses_unpaid = operation == "prepare" and self.settings.refuses_second_form
         if code is not None and any(

@@ -19,7 +19,7 @@ from .faults import Fault
 from .messages import FieldFault, Language, RefusalError, invalid, preferred_language
 from .notifications import Notifications
 from .routes import Route, json_reply
-from .rules import members_of, read_body
+from .rules import members_of, parse_body
 from .settings import OPERATIONS
 from .status import status_of
 from .transactions import Form, Transaction
@@ -116,7 +116,7 @@ class MerchantApi:
             if is_query:
                 answer = self._status(match, account, language)
             elif is_counted:
-                body = read_body(operation, request.content_type, raw, settings)
+                body = parse_body(request.content_type, raw, settings)
                 answer = self._change(operation, body, account, language)
         except RefusalError as refused:
             books.tally["refused"] += is_counted and not is_query

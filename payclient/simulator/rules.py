@@ -4,7 +4,7 @@ Only what the document states is checked, and what the settings add. Unknown fie
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -58,7 +58,6 @@ _NESTED: Final[Mapping[str, Kinds]] = {
     ),
 }
 _KIND_NAMES: Final = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "array"}
-_FULL_PHONE: Final = re.compile(r"\+[1-9][0-9]+")
 _WHOLE: Final = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _BOOLEANS: Final = {"true": True, "false": False}
 _WEB_FORM: Final = "application/x-www-form-urlencoded"
@@ -90,55 +89,21 @@ def members_of(content_type: str, raw: bytes) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
-def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, Any]:
-    """Return the members of a body, in the document's names and types; RefusalError if there are none."""
+def parse_body(content_type: str, raw: bytes, settings: Settings) -> dict[str, Any]:
+    """Return the members of a body as they were written; RefusalError if there are none."""
     if content_type != "application/json" and not (settings.tolerant and content_type in _TOLERATED):  # §5.2
         raise invalid(FieldFault("Content-Type", "content type"))
-    if (body := members_of(content_type, raw)) is None:
+    if (members := members_of(content_type, raw)) is None:
         raise invalid(FieldFault("body", "body"))
-    if settings.tolerant:
-        return canonical(body, fields_of(operation, settings))
-    if operation == "prepare" and body.get("responseUrl") is None and "ResponseUrl" in body:
-        body["responseUrl"] = body.pop("ResponseUrl")  # §2.3: samples have both
-    return body
+    return members
 
 
-def canonical(members: Mapping[str, object], fields: Kinds) -> dict[str, Any]:
-    """Return the members by the names in `fields`, whatever their letter case, and of those types where possible.
-
-    What is null or unknown is left out; of a name that comes twice the last one counts.
-    """
-    names = {name.lower(): name for name in fields}
-    read: dict[str, Any] = {}
-    for spelled, value in members.items():
-        name = names.get(spelled.lower())
-        if name is not None and value is not None:
-            read[name] = _converted(value, fields[name], _NESTED.get(name, {}))
-    return read
-
-
-def _converted(value: object, kind: type, nested: Kinds) -> object:
-    """Return a value as its field's type where a tolerant service takes it; any other value as it is."""
-    match value:
-        case str() if kind is int and _WHOLE.fullmatch(value):
-            return int(value)
-        case str() if kind is bool and value.strip().lower() in _BOOLEANS:
-            return _BOOLEANS[value.strip().lower()]
-        case str() if kind is not str and not value.strip():
-            return None
-        case int() | float() if kind is str and not isinstance(value, bool):
-            return str(value)
-        case dict() if kind is dict:
-            return canonical(value, nested)
-        case list() if kind is list:
-            return [canonical(one, nested) if isinstance(one, dict) else one for one in value]
-        case _:
-            return value
-
-
-def check(operation: str, body: Mapping[str, Any], settings: Settings) -> None:
-    """Raise RefusalError for a body that breaks a rule, names an unknown store, or is to be refused."""
-    if faults := failing_fields(operation, body, settings):
+def valid_body(operation: str, members: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the fields of a request; RefusalError if they break a rule, or a setting refuses them."""
+    body, faults = read(operation, members, settings)
+    if operation == "confirm" and body.get("id") is None:
+        raise RefusalError.of(20)
+    if faults:
         raise invalid(*faults)
     store, phone, least = body.get("storeId"), body.get("phoneNumber"), settings.least_amount
     if least is not None and body.get("amount", least) < least:
@@ -149,49 +114,75 @@ def check(operation: str, body: Mapping[str, Any], settings: Settings) -> None:
     if settings.stores is not None and store is not None and store not in settings.stores:
         raise RefusalError.of(100)
     for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):
-        if isinstance(value := body.get(name), str) and value in settings.refuse_with:
-            raise RefusalError.of(settings.refuse_with[value])
+        if body.get(name) in settings.refuse_with:
+            raise RefusalError.of(settings.refuse_with[body[name]])
+    return body
 
 
-def failing_fields(operation: str, body: Mapping[str, Any], settings: Settings) -> list[FieldFault]:
-    """Return the faults of a body in the order of its fields' importance; none means that it is valid."""
-    kinds = fields_of(operation, settings)
+def read(
+    operation: str, members: Mapping[str, Any], settings: Settings
+) -> tuple[dict[str, Any], list[FieldFault]]:
+    """Return the fields by the document's names, and their faults: what is missing first, then what is wrong."""
+    kinds, faults = fields_of(operation, settings), list[FieldFault]()
+    if operation == "prepare" and "ResponseUrl" in members:
+        members = {"responseUrl": members["ResponseUrl"], **members}  # §2.3: samples have both
+    body = _typed(members, kinds, settings.tolerant, faults)
     optional = settings.optional_fields - {"phoneNumber"}
     required = [name for name in _REQUIRED.get(operation, kinds) if name not in optional]
     if operation == "sale" and settings.nick_name_flag and body.get(settings.nick_name_flag) is True:
         required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
         if "phoneNumber" in settings.optional_fields:
             required.remove("phoneNumber")
-    faults = list(_type_faults(body, kinds, required))
-    if operation not in _REQUIRED:
-        return faults
-    faults += _failing_sum(body)
-    failing = {fault.field for fault in faults}
-    faults += [fault for fault in _out_of_limits(operation, body, settings) if fault.field not in failing]
-    if operation == "prepare":
-        faults += [fault for fault in _failing_form(body, settings) if fault.field not in failing]
-    return faults
+    missing = [name for name in required if name not in body or not str(body[name]).strip()]
+    faults = [*(FieldFault(name, "required") for name in missing), *faults]
+    if operation in _REQUIRED:
+        failing = {fault.field for fault in faults}
+        more = (*_failing_sum(body), *_failing_values(operation, body, settings))
+        faults += [fault for fault in more if fault.field not in failing]
+    return body, faults
 
 
-def _type_faults(
-    members: Mapping[str, Any], kinds: Kinds, required: Sequence[str] = (), path: str = ""
-) -> Iterator[FieldFault]:
-    """Yield a fault for each required field that is missing, and for each value of a wrong type."""
-    for name in dict.fromkeys((*required, *kinds)):
-        value = members.get(name)
-        if value is None or (name in required and type(value) is str and not value.strip()):
-            if name in required:  # elsewhere null stands for absent
-                yield FieldFault(path + name, "required")
-        elif type(value) is not kinds[name]:  # not isinstance: True is not an amount of cents
-            yield FieldFault(path + name, "type", (_KIND_NAMES[kinds[name]],))
-        elif isinstance(value, dict):
-            yield from _type_faults(value, _NESTED[name], path=f"{path}{name}.")
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    yield from _type_faults(item, _NESTED[name], path=f"{path}{name}[{index}].")
-                else:
-                    yield FieldFault(f"{path}{name}[{index}]", "type", (_KIND_NAMES[dict],))
+def _typed(
+    members: Mapping[str, Any], kinds: Kinds, is_tolerant: bool, faults: list[FieldFault], path: str = ""
+) -> dict[str, Any]:
+    """Return the members that are not null by the names in `kinds`, and add a fault for each of a wrong type.
+
+    A tolerant service takes names in any letter case; of one that comes twice the last counts.
+    """
+    if is_tolerant:
+        names = {name.lower(): name for name in kinds}
+        spelled = {names[name.lower()]: one for name, one in members.items() if name.lower() in names}
+        members = {name: _converted(value, kinds[name]) for name, value in spelled.items()}
+    typed: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        value: Any = members.get(name)
+        if value is None:
+            continue
+        if type(value) is not kind:  # not isinstance: True is not an amount of cents
+            faults.append(FieldFault(path + name, "type", (_KIND_NAMES[kind],)))
+        elif kind is dict:
+            nested = _NESTED[name.partition("[")[0]]
+            value = _typed(value, nested, is_tolerant, faults, f"{path}{name}.")
+        elif kind is list:
+            items = {f"{name}[{index}]": one for index, one in enumerate(value)}
+            value = [*_typed(items, dict.fromkeys(items, dict), is_tolerant, faults, path).values()]
+        typed[name] = value
+    return typed
+
+
+def _converted(value: object, kind: type) -> object:
+    """Return a value as its field's type where a tolerant service takes it; any other value as it is."""
+    match value:
+        case str() if kind is int and _WHOLE.fullmatch(value):
+            return int(value)
+        case str() if kind is bool and value.strip().lower() in _BOOLEANS:
+            return _BOOLEANS[value.strip().lower()]
+        case str() if kind is not str and not value.strip():
+            return None
+        case int() | float() if kind is str and not isinstance(value, bool):
+            return str(value)
+        case _:
+            return value
 
 
 def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
@@ -208,7 +199,8 @@ def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
         yield FieldFault("tax", "mixed")  # §2.1.4
 
 
-def _out_of_limits(operation: str, body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
+def _failing_values(operation: str, body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
+    """Yield what is wrong with single values."""
     for limited, (low, high) in settings.limits.items():
         name = limited.removeprefix(f"{operation}.")
         value = body.get(name)
@@ -216,17 +208,11 @@ def _out_of_limits(operation: str, body: Mapping[str, Any], settings: Settings) 
             yield FieldFault(name, "length", (low, high))
         elif type(value) is int and not low <= value <= high:
             yield FieldFault(name, "range", (low, high))
-
-
-def _failing_form(body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
-    for name in ("responseUrl", "cancellationUrl"):
-        if type(value := body.get(name)) is str and not _is_address(value):
-            yield FieldFault(name, "url")
-    if type(phone := body.get("phoneNumber")) is str and not _FULL_PHONE.fullmatch(phone):
-        yield FieldFault("phoneNumber", "phone")
-    language_field = settings.language_field or ""
-    if type(given := body.get(language_field)) is str and given not in {"en", "es"}:
-        yield FieldFault(language_field, "language")
+    if operation == "prepare":
+        formats = {**_FORMATS, settings.language_field or "": ("language", {"en", "es"}.__contains__)}
+        for name, (message, is_valid) in formats.items():
+            if isinstance(value := body.get(name), str) and not is_valid(value):
+                yield FieldFault(name, message)
 
 
 def _is_address(text: str) -> bool:
@@ -237,3 +223,11 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return bool(parts.scheme and parts.hostname) and text.isprintable() and " " not in text
+
+
+#: The texts of a form that must have a form of their own, with the message for another.
+_FORMATS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
+    "responseUrl": ("url", _is_address),
+    "cancellationUrl": ("url", _is_address),
+    "phoneNumber": ("phone", re.compile(r"\+[1-9][0-9]+").fullmatch),
+}

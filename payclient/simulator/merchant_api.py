@@ -102,15 +102,13 @@ class MerchantApi:
         """Return the answer and the transaction id in it."""
         books, settings = self._books, self._books.settings
         is_query, is_counted = operation == "status", operation != "regions"
-        books.tally["requests"] += is_counted
-        books.tally["queries"] += is_query
+        books.tally.update(requests=is_counted, queries=is_query)
         language = preferred_language(request.headers.get("Accept-Language", ""))
         status, headers = 200, {}
         try:
             account = self._account(request, operation)
-            if is_query and (wait := self._count_query()) > 0:
-                headers["Retry-After"] = str(math.ceil(wait))
-                raise RefusalError(None, "throttled")
+            if is_query:
+                self._count_query()
             books.timetable.run_due()
             answer: Any = _REGIONS
             if is_query:
@@ -121,12 +119,11 @@ class MerchantApi:
         except RefusalError as refused:
             books.tally["refused"] += is_counted and not is_query
             answer = refused.as_json(language, empty_errors=settings.writes_absent)
-            if refused.code is None:
-                status = _HTTP_STATUSES[refused.message]
-            elif refused.code == settings.not_found[1]:
-                status = settings.not_found[0]
-            else:
-                status = settings.error_statuses.get(refused.code, 400)
+            not_found, code = settings.not_found
+            statuses: dict[int | str, int] = {**settings.error_statuses, code: not_found, **_HTTP_STATUSES}
+            status = statuses.get(refused.message, 400)
+            if refused.message == "throttled":
+                headers["Retry-After"] = str(refused.values[0])
         number = answer.get("transactionId") if isinstance(answer, dict) else None
         return json_reply(answer, status, headers), number
 
@@ -140,17 +137,14 @@ class MerchantApi:
             raise RefusalError(None, "unauthorized")
         return account
 
-    def _count_query(self) -> float:
-        """Count a query that is answered and return 0; beyond the limit, return the seconds until the next one is."""
-        if (most := self._books.settings.queries_per_minute) is None:
-            return 0.0
-        now = self._books.clock.monotonic()
+    def _count_query(self) -> None:
+        """Count a query that is answered; RefusalError, with the seconds until the next one is, beyond the limit."""
+        most, now = self._books.settings.queries_per_minute, self._books.clock.monotonic()
         while self._queries and now - self._queries[0] >= _MINUTE:
             self._queries.popleft()
-        if len(self._queries) >= most:
-            return self._queries[0] + _MINUTE - now
+        if most is not None and len(self._queries) >= most:
+            raise RefusalError(None, "throttled", values=(math.ceil(self._queries[0] + _MINUTE - now),))
         self._queries.append(now)
-        return 0.0
 
     def _status(self, match: Mapping[str, str], account: str, language: Language) -> object:
         settings, found = self._books.settings, list[Transaction]()

@@ -10,8 +10,6 @@ from attrs import frozen
 
 Language = Literal["es", "en"]
 
-_ACCEPTED: Final = re.compile(r"(?:^|,)\s*(es|en)(?:-\w+)*\s*(?:;\s*q=([01](?:\.\d*)?))?\s*(?=,|$)")
-
 #: Why a bank declines, by the vendor's list.
 Reason = Literal[
     "insufficient_funds", "wrong_date", "wrong_cvv", "rejected_card", "invalid_card", "unauthorized_deferred",
@@ -39,10 +37,9 @@ def say(key: int | str, language: Language, *values: object) -> str:
 
 
 def preferred_language(accept_language: str) -> Language:
-    """Return the one of English and Spanish with the larger weight, else the first; Spanish without either."""
-    found = _ACCEPTED.findall(accept_language.lower())
-    best, _ = max(found, key=lambda one: float(one[1] or 1), default=("es", ""))
-    return "en" if best == "en" else "es"
+    """Return the one of English and Spanish that the header names first; Spanish without either."""
+    first = re.search(r"\b(?:es|en)\b", accept_language.lower())
+    return "en" if first is not None and first[0] == "en" else "es"
 
 
 @frozen

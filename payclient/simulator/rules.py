@@ -158,7 +158,8 @@ def _typed(
         value: Any = members.get(name)
         if value is None:
             continue
-        if type(value) is not kind:  # not isinstance: True is not an amount of cents
+        is_typed = type(value) is kind  # not isinstance: True is not an amount of cents
+        if not is_typed:
             faults.append(FieldFault(path + name, "type", (_KIND_NAMES[kind],)))
         elif kind is dict:
             nested = _NESTED[name.partition("[")[0]]

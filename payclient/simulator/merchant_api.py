@@ -120,8 +120,8 @@ class MerchantApi:
             books.tally["refused"] += is_counted and not is_query
             answer = refused.as_json(language, empty_errors=settings.writes_absent)
             not_found, code = settings.not_found
-            statuses: dict[int | str, int] = {**settings.error_statuses, code: not_found, **_HTTP_STATUSES}
-            status = statuses.get(refused.message, 400)
+            statuses = {**_HTTP_STATUSES, code: not_found}
+            status = statuses.get(refused.message) or settings.error_statuses.get(refused.code or 0, 400)
             if refused.message == "throttled":
                 headers["Retry-After"] = str(refused.values[0])
         number = answer.get("transactionId") if isinstance(answer, dict) else None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +19,6 @@ from typing import Any
 import attrs
 import pytest
 
-import control
 from payclient.cli import main
 from payclient.profile import find_profile
 from payclient.simulator import Answers, Simulator, SimulatorThread
@@ -69,11 +69,21 @@ class Service:
         self.process.send_signal(signal.SIGTERM)
 
     def counts(self) -> dict[str, Any]:
-        counts: dict[str, Any] = control.call_process(self.url, "counts")
+        counts: dict[str, Any] = self.control("counts")
         return counts
 
+    def control(self, operation: str, **arguments: Any) -> Any:
+        """Call an operation, and return the result; `urllib.error.HTTPError` if it is refused."""
+        request = urllib.request.Request(  # noqa: S310 - our own
+            f"{self.url}/_simulator/{operation}",
+            data=json.dumps(arguments).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own
+            return json.load(answer)
+
     def sales(self, prefix: str) -> list[dict[str, Any]]:
-        sales = control.call_process(self.url, "sales")
+        sales = self.control("sales")
         return [each for each in sales if each["client_transaction_id"].startswith(prefix)]
 
     def truth(self, prefix: str) -> dict[str, str]:
@@ -86,7 +96,7 @@ class Service:
         """Let every customer who has not answered yet reject."""
         for sale in self.sales(prefix):
             with suppress(urllib.error.HTTPError):  # it is decided
-                control.call_process(self.url, "reject", sale=sale["client_transaction_id"])
+                self.control("reject", sale=sale["client_transaction_id"])
 
 
 def write_profile(directory: Path, window: float) -> Path:

@@ -17,6 +17,7 @@ import aiohttp
 
 __all__ = ["CLIENTS", "play"]
 
+WEB_FORM = "application/x-www-form-urlencoded"
 _SAMPLES = Path(__file__).parent / "samples"
 CLIENTS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -82,44 +83,39 @@ def filled(value: Any, kept: dict[str, Any]) -> Any:
     return kept[value[1:-1]] if value[1:-1] in kept else value.format(**kept)
 
 
+def wrong(step: dict[str, Any], status: int, answer: Any) -> str:
+    """What differs from the status, the shape and the values of a step; empty where nothing does."""
+    found = [difference(SHAPES[step["shape"]], answer, REQUIRED.get(step["shape"], set()))]
+    if status != step["status"]:
+        found.append(f"HTTP {status} for {step['status']}")
+    one = answer[0] if isinstance(answer, list) else answer
+    values = step.get("values", {}).items()
+    found += [f"{name} is {one.get(name)!r}" for name, value in values if one.get(name) != value]
+    return "; ".join(filter(None, found))
+
+
 async def play(url: str, client: dict[str, Any]) -> list[str]:
     """Send the requests of one client, and return what differs from the published answers."""
     kept: dict[str, Any] = {}
     different: list[str] = []
     async with aiohttp.ClientSession() as session:
         for step in client["steps"]:
+            headers = {**client["headers"], **step.get("headers", {})}
             if "control" in step:
-                async with session.post(
-                    f"{url}/_simulator/{step['control']}", json=filled(step["arguments"], kept)
-                ) as response:
-                    answer = await response.json()
-                    if isinstance(answer, str):  # the way back
-                        answer = {
-                            name: int(one[0])
-                            for name, one in parse_qs(urlsplit(answer).query).items()
-                            if name == "id"
-                        }
+                path, data = f"/_simulator/{step['control']}", json.dumps(filled(step["arguments"], kept))
+                headers["Content-Type"] = "application/json"
             else:
-                options: dict[str, Any] = {"headers": {**client["headers"], **step.get("headers", {})}}
-                if "pairs" in step:
-                    options["data"] = urlencode(filled(step["pairs"], kept))
-                    options["headers"]["Content-Type"] = "application/x-www-form-urlencoded"
-                elif "body" in step:
-                    options["data"] = json.dumps(filled(step["body"], kept))
-                path = filled(step["path"], kept)
-                async with session.request(step["method"], url + path, **options) as response:
-                    answer = await response.json()
-                what = difference(SHAPES[step["shape"]], answer, REQUIRED.get(step["shape"], set()))
-                if response.status != step["status"]:
-                    what = f"HTTP {response.status} for {step['status']}; {what}"
-                one = answer[0] if isinstance(answer, list) else answer
-                wrong = {
-                    name: one.get(name)
-                    for name, value in step.get("values", {}).items()
-                    if one.get(name) != value
-                }
-                if what or wrong:
-                    different.append(f"{step['method']} {path}: {what} {wrong or ''}")
+                path, data = filled(step["path"], kept), json.dumps(filled(step.get("body"), kept))
+            if "pairs" in step:
+                data, headers["Content-Type"] = urlencode(filled(step["pairs"], kept)), WEB_FORM
+            method = step.get("method", "POST")
+            sent = data if method != "GET" else None
+            async with session.request(method, url + path, data=sent, headers=headers) as response:
+                answer = await response.json()
+            if "shape" in step and (what := wrong(step, response.status, answer)):
+                different.append(f"{method} {path}: {what}")
+            if isinstance(answer, str):  # the way back
+                answer = {"id": int(parse_qs(urlsplit(answer).query)["id"][0])}
             kept |= {name: answer[field] for name, field in step.get("keep", {}).items()}
     return different
 

@@ -44,7 +44,7 @@ def sale_of(number: int = 1, /, **changes: Any) -> dict[str, object]:
 def prepare_of(number: int = 1, /, **changes: Any) -> dict[str, object]:
     """A valid Button/Prepare with everything for which a form would ask."""
     body: dict[str, object] = {
-        "amount": 1150, "amountWithTax": 1000, "tax": 150, "currency": "USD", "clientTransactionId": f"order-{number}",
+        "amount": 1150, "amountWithTax": 1000, "tax": 150, "currency": "USD", "clientTransactionId": f"form-{number}",
         "storeId": "S1", "responseUrl": "https://shop.example/paid", "cancellationUrl": "https://shop.example/cancelled",
         **TYPED, **changes,
     }  # fmt: skip
@@ -75,6 +75,10 @@ class Client:
     async def post(self, path: str, body: object, **options: Any) -> Answer:
         return await self.send("POST", path, json=body, **options)
 
+    async def control(self, operation: str, /, **arguments: Any) -> Answer:
+        """Call an operation of the control routes."""
+        return await self.post(f"/_simulator/{operation}", arguments)
+
     async def sell(self, body: object, **options: Any) -> Answer:
         return await self.post("/api/Sale", body, **options)
 
@@ -100,6 +104,15 @@ class Client:
         await self.service.pay(form.payment_id)
         assert form.transaction_id is not None
         return form.transaction_id
+
+    async def confirm(self, transaction_id: int, client_transaction_id: str = "form-1") -> Answer:
+        body = {"id": transaction_id, "clientTxId": client_transaction_id}
+        return await self.post("/api/button/V2/Confirm", body)
+
+    async def state(self, transaction_id: int) -> str:
+        """The state that a query answers."""
+        _, answer = await self.get(f"/api/Sale/{transaction_id}")
+        return str(answer["transactionStatus"])
 
     async def failing(self, path: str, body: object, **options: Any) -> list[str]:
         """The fields that a validation error names (§7.5); none for a success."""

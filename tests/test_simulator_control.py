@@ -10,9 +10,8 @@ import stat
 import subprocess
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
-import control
 import required
 from manual_clock import ManualClock
 from payclient.cli import main
@@ -34,8 +32,6 @@ __all__ = ["merchant"]
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT: dict[str, Any] = openapi(Simulator)
-
-Call = Callable[..., Awaitable[tuple[int, Any]]]
 
 
 @pytest.fixture
@@ -50,9 +46,8 @@ def service(client: Client) -> Simulator:
 
 
 @pytest.fixture
-def call(client: Client) -> Call:
-    """Call an operation, and return the status and the result."""
-    return partial(control.call, client.service.url)
+def call(client: Client) -> Any:
+    return client.control
 
 
 # Foreign pages
@@ -106,8 +101,8 @@ async def test_a_name_that_was_pointed_here_is_refused(client: Client, host: str
 )
 async def test_control_routes_stay_on_the_machine(host: str, has_control: bool | None, there: int) -> None:
     """Open to everybody, they exist beyond a loopback host only when asked for."""
-    async with Simulator(host=host, control=has_control) as service:
-        assert (await control.call(service.url, "counts"))[0] == there
+    async with client_of(host=host, control=has_control) as client:
+        assert (await client.control("counts"))[0] == there
 
 
 # What it does
@@ -125,7 +120,7 @@ async def test_every_operation_is_of_python_by_the_same_names(client: Client) ->
         assert ((await client.get(f"/_simulator/{name}"))[0] == 200) == (name in READ)
 
 
-async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Call) -> None:
+async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Any) -> None:
     """Approve, reject and ignore by either id, 404 for no sale, 409 for a decided one; without personal data."""
     for number in (1, 2, 3):
         await client.sale(number)
@@ -155,7 +150,7 @@ async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Cal
     assert (await call("reject", sale="order-1"))[1]["transaction_id"] == 1004, "the newest"
 
 
-async def test_a_forged_notification_arrives(client: Client, call: Call, merchant: Merchant) -> None:
+async def test_a_forged_notification_arrives(client: Client, call: Any, merchant: Merchant) -> None:
     """With the sale's own id, or with any other; an id of a megabyte is cut in the log, and nowhere else."""
     await client.sale(responseUrl=f"{merchant.url}/paid")
     assert await call("forge", sale=1001) == (200, None)
@@ -169,12 +164,12 @@ async def test_a_forged_notification_arrives(client: Client, call: Call, merchan
     assert len(client.service.sales[1002].client_transaction_id) == 900_000
 
 
-async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Call) -> None:
+async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Any) -> None:
     """By either link; 404 for no form, 409 for one that is decided, and the address to which a browser is sent."""
     assert (await call("forms"))[1] == (await call("sales"))[1] == []
     bodies = [prepare_of(number, cancellationUrl=None) for number in (1, 2, 3)]
     paid, declined, closed = [(await call("create_form", body=body))[1]["payment_id"] for body in bodies]
-    back = "https://shop.example/paid?id=1001&clientTransactionId=order-1"
+    back = "https://shop.example/paid?id=1001&clientTransactionId=form-1"
     assert await call("pay", payment_id=paid, method="wallet") == (200, back)
     assert (await call("pay", payment_id=declined, declined=True))[0] == 200
     assert await call("cancel_form", payment_id=closed) == (200, None)
@@ -194,7 +189,7 @@ async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Call
     assert paid not in repr(service.log)
 
 
-async def test_faults_are_scripted_drawn_counted_and_cleared(client: Client, call: Call) -> None:
+async def test_faults_are_scripted_drawn_counted_and_cleared(client: Client, call: Any) -> None:
     """What is asked for happens, is counted, and what is left is told."""
     assert await call("fail_next", fault={"kind": "error"}, times=2) == (200, None)
     assert (await client.sell(sale_of()))[0] == 503
@@ -229,7 +224,7 @@ async def test_faults_are_scripted_drawn_counted_and_cleared(client: Client, cal
     ],
 )  # fmt: skip
 async def test_an_argument_that_cannot_be_is_told(
-    client: Client, call: Call, operation: str, arguments: Any, expected: int
+    client: Client, call: Any, operation: str, arguments: Any, expected: int
 ) -> None:
     """With a message, and nothing is changed."""
     status, told = await call(operation, **arguments)
@@ -237,7 +232,7 @@ async def test_an_argument_that_cannot_be_is_told(
     assert (client.service.faults.script, client.service.faults.chances.chances) == ([], {})
 
 
-async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Call, service: Simulator) -> None:
+async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Any, service: Simulator) -> None:
     """What was due has happened when a jump returns; a restart is answered first, and closing does not wait for one."""
     await client.sale()
     before = service.clock.time()
@@ -252,8 +247,8 @@ async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Call, s
         advance = None  # type: ignore[assignment]  # a clock that cannot jump
 
     for clock, status, passed in ((Still(), 409, 0), (ManualClock(), 200, 60)):
-        async with Simulator(clock=clock) as other:
-            assert (await control.call(other.url, "advance", seconds=60))[0] == status
+        async with client_of(clock=clock) as other:
+            assert (await other.control("advance", seconds=60))[0] == status
             assert clock.monotonic() == passed
     await call("restart", down=3600)
     await until(lambda: [entry.text for entry in service.log].count("stopped") == 2)
@@ -261,8 +256,8 @@ async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Call, s
 
 async def test_the_page_makes_samples_without_a_token_and_chooses_scenarios() -> None:
     """Each scenario says in a line what it is; what is refused is told in the service's words."""
-    async with Simulator(token="secret") as service:
-        call = partial(control.call, service.url)
+    async with client_of(token="secret") as client:
+        call, service = client.control, client.service
         assert (await call("create_sale", body=sale_of()))[1]["transaction_id"] == 1001
         assert (await call("create_form", body=prepare_of()))[0] == 200
         status, error = await call("create_sale", body=sale_of())
@@ -394,7 +389,7 @@ async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Mer
             small = sale_of(amount=50, amountWithTax=..., amountWithoutTax=50, tax=...)
             assert (await client.sell(small, **first))[1]["errorCode"] == 107
             assert client.headers["Access-Control-Allow-Origin"]
-            status, error = await control.call(told["url"], "create_sale", body=sale_of(2, storeId="S3"))
+            status, error = await client.control("create_sale", body=sale_of(2, storeId="S3"))
             assert (status, error["errorCode"]) == (409, 100)
             number = (await client.sell(sale_of(responseUrl=merchant.url), **first))[1]["transactionId"]
             await until(lambda: merchant.received)

@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-import control
 from manual_clock import ManualClock
 from payclient.simulator import Form, Settings
 from simulated import SHOP, TYPED, Client, client, client_of, clock, sale_of, settings
@@ -87,7 +86,7 @@ async def test_a_form_does_not_open_without_a_referrer(client: Client, referrer:
         )  # its status may well be 200
         assert "No autorizado" in page
         assert "Not authorized" in page
-        assert "order-1" not in page
+        assert "form-1" not in page
 
 
 async def test_only_a_registered_domain_opens_a_form() -> None:
@@ -177,7 +176,7 @@ class _Checker(HTMLParser):
 )
 async def test_the_page_shows_what_is_paid(language: str, words: str) -> None:
     """In either language: the money, the store, the reference, that nothing is real, and two ways out."""
-    shown = f'USD 11.50|S1|Two coffees|order-1|value="cancel"|<html lang="{language}">'
+    shown = f'USD 11.50|S1|Two coffees|form-1|value="cancel"|<html lang="{language}">'
     async with client_of(Settings(language_field="lang")) as client:
         form = await client.form(lang=language, reference="Two coffees")
         for link in (CARD, WALLET):
@@ -269,7 +268,7 @@ async def test_what_is_not_paid_redirects_too(client: Client) -> None:
     declined = await client.form(3, email=None)
     await load(client, declined)
     location = await pressed(client, declined, "reject")
-    assert location == f"https://shop.example/paid?id={declined.transaction_id}&clientTransactionId=order-3"
+    assert location == f"https://shop.example/paid?id={declined.transaction_id}&clientTransactionId=form-3"
     assert (declined.state, declined.how) == ("Cancelado", "declined")
     assert "rechazado" in (await load(client, declined))[1]
     counts = client.service.counts
@@ -279,13 +278,13 @@ async def test_what_is_not_paid_redirects_too(client: Client) -> None:
         "redirect_names": ["transaction", "order"], "returns_without_payment": True,
         "states": {"approved": "Cancelado"},
     }  # fmt: skip
-    assert (await control.call(client.service.url, "change_settings", changes=changes))[0] == 200
+    assert (await client.control("change_settings", changes=changes))[0] == 200
     paid, closed = await client.form(4), await client.form(5)
     address = await client.service.pay(paid.payment_id)
-    assert address == f"https://shop.example/paid?transaction={paid.transaction_id}&order=order-4"
+    assert address == f"https://shop.example/paid?transaction={paid.transaction_id}&order=form-4"
     assert paid.state == "Cancelado"
     address = await client.service.cancel_form(closed.payment_id) or ""
-    assert address == "https://shop.example/cancelled?transaction=0&order=order-5"
+    assert address == "https://shop.example/cancelled?transaction=0&order=form-5"
 
 
 async def test_a_payment_is_made_once_by_either_link(client: Client) -> None:
@@ -311,18 +310,18 @@ async def test_a_paid_form_is_found_by_both_ids(client: Client) -> None:
     sale_id = (await client.sell(sale_of()))[1]["transactionId"]
     form, cancelled = await client.form(2), await client.form(3)
     await client.service.cancel_form(cancelled.payment_id)
-    for name in ("order-2", "order-3"):
+    for name in ("form-2", "form-3"):
         status, error = await client.get(f"/api/Sale/client/{name}")
         assert (status, error["errorCode"]) == (404, 20)
     await client.service.pay(form.payment_id)
     _, answer = await client.get(f"/api/Sale/{form.transaction_id}")
-    paid = {"clientTransactionId": "order-2", "amount": 1150, "transactionStatus": "Aceptado"}
+    paid = {"clientTransactionId": "form-2", "amount": 1150, "transactionStatus": "Aceptado"}
     assert paid.items() <= answer.items()
-    assert await client.get("/api/Sale/client/order-2") == (200, [answer])
+    assert await client.get("/api/Sale/client/form-2") == (200, [answer])
     assert form.transaction_id != sale_id
     again = await client.form(2)
     await client.service.pay(again.payment_id, declined=True)
-    _, both = await client.get("/api/Sale/client/order-2")
+    _, both = await client.get("/api/Sale/client/form-2")
     assert [one["transactionStatus"] for one in both] == ["Cancelado", "Aceptado"]
     # A push is answered there, and this is none.
-    assert (await control.call(client.service.url, "approve", sale=form.transaction_id))[0] == 404
+    assert (await client.control("approve", sale=form.transaction_id))[0] == 404

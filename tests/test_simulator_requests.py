@@ -221,7 +221,7 @@ async def test_repeated_ids() -> None:
     async with client_of(Settings(duplicate_code=23)) as client:
         await client.form()
         await client.paid()  # what was only prepared is free
-        for path, body in ((PREPARE, prepare_of()), (SALE, sale_of())):
+        for path, body in ((PREPARE, prepare_of()), (SALE, sale_of(clientTransactionId="form-1"))):
             status, answer = await client.post(path, body)
             assert (status, answer["errorCode"]) == (400, 23)
         assert client.service.counts.created == 0

@@ -54,7 +54,7 @@ class PayService:
     token: str = attrs.field(repr=False)
     clock: JumpClock
     control: SimulatorThread
-    profile: ServiceProfile = _PROFILE
+    profile: ServiceProfile
 
     def open_tracker(self, **options: Any) -> AbstractAsyncContextManager[Tracker]:
         """Open a tracker over this service, for the loop that enters it; `options` are `open_tracker`'s."""
@@ -65,11 +65,15 @@ class PayService:
         )
 
 
+def _serve(settings: Settings, profile: ServiceProfile) -> Iterator[PayService]:
+    with SimulatorThread(Simulator(token=_TOKEN, settings=settings)) as control:
+        yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control, profile=profile)
+
+
 @pytest.fixture
 def pay_service() -> Iterator[PayService]:
     """Start a service whose customers answer when the test says so, with nothing of another test in it."""
-    with SimulatorThread(Simulator(token=_TOKEN, settings=_SETTINGS)) as control:
-        yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control)
+    yield from _serve(_SETTINGS, _PROFILE)
 
 
 @pytest.fixture
@@ -79,9 +83,7 @@ def payphone_service() -> Iterator[PayService]:
     A fixture `pay_service` of your own that returns this one gives `pay_tracker` the preset, too.
     """
     settings = attrs.evolve(simulator.PAYPHONE, queries_per_minute=None)
-    profile = attrs.evolve(PAYPHONE, queries_per_minute=None)
-    with SimulatorThread(Simulator(token=_TOKEN, settings=settings)) as control:
-        yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control, profile=profile)
+    yield from _serve(settings, attrs.evolve(PAYPHONE, queries_per_minute=None))
 
 
 def _asyncio_fixture(function: _Function) -> _Function:

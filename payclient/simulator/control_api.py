@@ -23,18 +23,16 @@ from .faults import KINDS, Fault
 from .messages import RefusalError
 from .routes import Route, json_reply
 
-#: The operations that only read, and answer GET as well.
-READ: Final = {
-    "counts": "Counts of all that the service has executed so far.",
+#: Fields of `Simulator` that are operations. The others are described where they are defined.
+_FIELDS: Final = {
     "sales": "Every created sale, oldest first.",
     "forms": "Every prepared payment, oldest first.",
-    "created_per_client_id": "How many sales each client transaction id created; above 1, one was charged twice.",
-    "collected_per_client_id": "The cents that each client transaction id paid and did not get back.",
-    "log": "The last thousand entries, oldest first.",
     "faults": "The faults to come, and how often each kind of fault has happened.",
-    "choices": "The names of scenarios, of kinds of faults and of reasons of a decline, with what each means.",
-    "overview": "What the page shows: counts, the newest sales and forms, the number of the newest log entry.",
 }
+#: The operations that only read, and answer GET as well.
+READ: Final = (
+    *_FIELDS, "counts", "created_per_client_id", "collected_per_client_id", "log", "choices", "overview",
+)  # fmt: skip
 #: All operations that another process has.
 OPERATIONS: Final = (
     *READ, "read_log", "notification_query", "notifications_done", "approve", "reject", "ignore", "forge", "open_form",
@@ -218,7 +216,7 @@ def openapi(service: type) -> dict[str, object]:
     }
     paths: dict[str, object] = {}
     for name in OPERATIONS:
-        description = READ.get(name) or inspect.getdoc(getattr(service, name)) or ""
+        description = _FIELDS.get(name) or inspect.getdoc(getattr(service, name)) or ""
         summary = description.partition("\n")[0]
         common = {"description": description, "summary": summary, "responses": responses}
         schema = arguments_of(service, name)

@@ -140,7 +140,7 @@ async def test_the_crowd_answers_on_the_clock(merchant: Merchant, clock: ManualC
     ("text", "fault"),
     [
         ("", "not an answer"), ("aprove=1", "'aprove' is not an answer"), ("approve", "approve must be a number"),
-        ("approve=x", "approve must be a number, not 'x'"), ("approve=0.5,approve=0.5", "given twice"),
+        ("approve=x", "approve must be a number, not 'x'"), ("approve=0.5,approve=0.5", "sum to 1, not 0.5"),
         ("approve=0.5", "sum to 1, not 0.5"), ("approve=2,reject=-1", "approve must be a probability"),
         ("approve=nan", "approve must be a probability"),
     ],

@@ -50,7 +50,8 @@ class Books:
     _ahead: float = field(default=0.0, init=False)  # seconds by which the service's day is ahead of its clock
     _by_id: dict[int, Transaction] = field(factory=dict, init=False)
     _by_client_id: dict[str, list[Transaction]] = field(factory=lambda: defaultdict(list), init=False)
-    _lanes: dict[object, Sale] = field(factory=dict, init=False)  # the newest sale of each
+    #: The newest sale of each customer at each store.
+    _lanes: dict[tuple[str, str | None, str], Sale] = field(factory=dict, init=False)
 
     @property
     def url(self) -> str:
@@ -149,10 +150,10 @@ class Books:
             customer=f"nick name {body['nickName']}" if by_name else f"{prefix} {phone}",
             expires_at=self.clock.time() + settings.sale_window,
         )
-        newest = self._lanes.get(sale.lane)
-        if newest is not None and newest.how is None:
-            raise RefusalError.of(22, 2061)
-        self.sales[self._number(sale)] = self._lanes[sale.lane] = sale
+        lane = account, sale.store_id, sale.customer
+        if (newest := self._lanes.get(lane)) is not None and newest.how is None:
+            raise RefusalError.of(22, 2061)  # one pending sale of a customer at a store (§7.3)
+        self.sales[self._number(sale)] = self._lanes[lane] = sale
         self._by_client_id[sale.client_transaction_id].append(sale)
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
         if self.answers is not None:

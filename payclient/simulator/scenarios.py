@@ -45,19 +45,16 @@ class Answers:
     @classmethod
     def parse(cls, text: str, *, delay: Delay = (20.0, 0.6), seed: int = 0) -> "Answers":
         """Read "approve=0.8,reject=0.1,ignore=0.1"; a name left out is 0."""
-        chances: dict[str, float] = {}
+        chances = dict.fromkeys(_CHANCES, 0.0)
         for part in text.split(","):
             name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in _CHANCES:
+            if name not in chances:
                 raise ValueError(f"{name!r} is not an answer: use {', '.join(_CHANCES)}")
-            if name in chances:
-                raise ValueError(f"{name} is given twice")
             try:
                 chances[name] = float(number)
             except ValueError:
                 raise ValueError(f"{name} must be a number, not {number!r}") from None
-        approve, reject, ignore = (chances.get(name, 0.0) for name in _CHANCES)
-        return cls(approve=approve, reject=reject, ignore=ignore, delay=delay, seed=seed)
+        return cls(**chances, delay=delay, seed=seed)
 
     def reason(self, client_transaction_id: str) -> Reason | None:
         """Return the reason of a decline."""

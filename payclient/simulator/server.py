@@ -141,8 +141,7 @@ class Simulator(Books):
     async def restart(self, down: float = 0.0) -> None:
         """Stop, and start again after so many seconds of its clock, an hour at most; the state is kept."""
         await self.stop()
-        if down:
-            await sleep(self.clock, down)
+        await sleep(self.clock, down)
         await self.start()
         self.log_entry("service", "started again")
 

@@ -64,11 +64,6 @@ class Sale(Transaction):
         """Return the transaction, with the last digits of its customer's phone or name."""
         return Transaction.as_json(self) | {"customer": f"…{self.customer[-3:]}"}
 
-    @property
-    def lane(self) -> tuple[str, str | None, str]:
-        """Where the customer may have one pending sale (§7.3)."""
-        return self.account, self.store_id, self.customer
-
 
 @define(eq=False, kw_only=True)
 class Form(Transaction):

@@ -546,49 +546,37 @@ async def test_what_is_unpublished_about_confirming_is_settings(client: Client, 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/api/Cancel", {"id": 1001}),
-        ("/api/cancel", {"Id": "1001"}),
-        ("/api/Cancel/Client", {"clientId": "order-1"}),
-    ],
-)
-async def test_cancel_only_while_pending(client: Client, path: str, body: dict[str, object]) -> None:
-    """A pending push is withdrawn with a bare true; anything else is code 25 with 2029, and changes nothing."""
-    await client.sale()
-    assert await client.post(path, body) == (200, True)
-    assert (await client.state(1001), client.service.counts.cancelled) == ("Canceled", 1)
-    assert client.service.counts.pending == 0
-    late = sample("cancel_error_25.json")
-    assert await client.post(path, body) == (400, late)
-    two = await client.sale(2)
-    await client.service.approve(two)
-    assert await client.post("/api/Cancel", {"id": two}) == (400, late)
-    assert await client.post("/api/Cancel", {"id": 7}) == (400, late)
-    assert (await client.state(two), client.service.counts.collected) == ("Approved", 1150)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/api/Reverse", {"id": 1001}),
-        ("/api/reverse/set", {"id": "1001"}),
+        ("/api/Cancel", {"id": 1001}), ("/api/cancel", {"Id": "1001"}), ("/api/Cancel/Client", {"clientId": "order-1"}),
+        ("/api/Reverse", {"id": 1001}), ("/api/reverse/set", {"id": "1001"}),
         ("/api/Reverse/Client", {"clientId": "order-1"}),
     ],
-)
-async def test_reverse_gives_back_once(client: Client, path: str, body: dict[str, object]) -> None:
-    """An approved payment of today is given back once; what is pending, given back or not there is code 20."""
-    nothing = sample("reverse_error_20.json")
-    assert await client.post(path, body) == (404, nothing)
+)  # fmt: skip
+async def test_a_sale_is_undone_once(client: Client, path: str, body: dict[str, object]) -> None:
+    """A pending push is cancelled, a payment of today reversed, with a bare true; else code 25 with 2029, or 20."""
+    cancels = "cancel" in path.lower()
+    too_late = (400, sample("cancel_error_25.json")) if cancels else (404, sample("reverse_error_20.json"))
+    assert await client.post(path, body) == too_late, "nothing is there"
     await client.sale()
-    assert await client.post(path, body) == (404, nothing)
-    await client.service.approve(1001)
-    assert client.service.counts.collected == 1150
+    if not cancels:
+        assert await client.post(path, body) == too_late, "pending"
+        await client.service.approve(1001)
+        assert client.service.counts.collected == 1150
     assert await client.post(path, body) == (200, True)
-    assert await client.post(path, body) == (404, nothing)
+    assert await client.post(path, body) == too_late
     counts = client.service.counts
-    assert (counts.approved, counts.reversed, counts.collected) == (1, 1, 0)
+    assert (counts.cancelled, counts.reversed, counts.pending, counts.collected) == (
+        cancels,
+        not cancels,
+        0,
+        0,
+    )
     _, said = await client.get("/api/Sale/1001")
     assert (said["statusCode"], said["transactionStatus"]) == (2, "Canceled")
-    assert (said["message"], said["messageCode"], said["authorizationCode"][0]) == ("Cancelada", 34, "W")
+    if not cancels:
+        assert (said["message"], said["messageCode"], said["authorizationCode"]) == ("Cancelada", 34, "W1001")
+    paid = await client.paid()
+    assert (await client.post("/api/Cancel", {"id": paid}))[0] == 400
+    assert await client.state(paid) == "Approved"
 
 
 # What is told

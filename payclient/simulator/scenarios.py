@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
 
@@ -45,7 +45,7 @@ class Answers:
     @classmethod
     def parse(cls, text: str, *, delay: Delay = (20.0, 0.6), seed: int = 0) -> "Answers":
         """Read "approve=0.8,reject=0.1,ignore=0.1"; a name left out is 0."""
-        chances = dict.fromkeys(_CHANCES, 0.0)
+        chances: dict[str, Any] = dict.fromkeys(_CHANCES, 0.0)
         for part in text.split(","):
             name, _, number = (piece.strip() for piece in part.partition("="))
             if name not in chances:

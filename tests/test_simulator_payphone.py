@@ -26,18 +26,7 @@ from payclient.simulator.messages import (
 )
 from payclient.simulator.rules import fields_of, parse_body, read, valid_body
 from play_clients import CLIENTS, play
-from simulated import (
-    BEARER,
-    SHOP,
-    Client,
-    Merchant,
-    client,
-    client_of,
-    clock,
-    merchant,
-    prepare_of,
-    sale_of,
-)
+from simulated import BEARER, SHOP, Client, Merchant, client, client_of, clock, merchant, prepare_of, sale_of
 
 __all__ = ["client", "clock", "merchant"]
 

@@ -152,7 +152,7 @@ class Books:
         )
         lane = account, sale.store_id, sale.customer
         if (newest := self._lanes.get(lane)) is not None and newest.how is None:
-            raise RefusalError.of(22, 2061)  # one pending sale of a customer at a store (§7.3)
+            raise RefusalError(22, inner=(2061,))  # one pending sale of a customer at a store (§7.3)
         self.sales[self._number(sale)] = self._lanes[lane] = sale
         self._by_client_id[sale.client_transaction_id].append(sale)
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
@@ -264,11 +264,11 @@ class Books:
             case "cancel" if isinstance(found, Sale) and found.how is None:
                 self.decide_sale(found, "cancelled")
             case "cancel":
-                raise RefusalError.of(25, 2029)
+                raise RefusalError(25, inner=(2029,))
             case "reverse" if found is not None and found.is_held and self._is_today(found):
                 found.state, found.reversal = self.settings.states["reversed"], "merchant"
             case _:
-                raise RefusalError.of(20)
+                raise RefusalError(20)
         return found
 
     def _find_named(self, body: Mapping[str, Any], account: str) -> Transaction | None:
@@ -289,7 +289,7 @@ class Books:
         if code is not None and any(
             one.transaction_id or refuses_unpaid for one in self._of(client_id, account)
         ):
-            raise RefusalError.of(code)
+            raise RefusalError(code)
         texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
         return {
             "client_transaction_id": client_id,

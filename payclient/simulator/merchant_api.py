@@ -16,7 +16,7 @@ from aiohttp import web
 from .books import Books
 from .clock import sleep
 from .faults import Fault
-from .messages import FieldFault, Language, RefusalError, invalid, preferred_language
+from .messages import FieldFault, Language, RefusalError, preferred_language
 from .notifications import Notifications
 from .routes import Route, json_reply
 from .rules import members_of, parse_body
@@ -37,6 +37,11 @@ _CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept-Language",
     "Access-Control-Allow-Methods": "GET, POST",
+}
+#: The refusals by fault that are more than a code (§7.3, §7.5).
+_REFUSALS: Final = {
+    2061: RefusalError(22, inner=(2061,)),
+    800: RefusalError(800, faults=(FieldFault("Amount", "simulated"),)),
 }
 _HTTP_STATUSES: Final[Mapping[int | str, int]] = {"unauthorized": 401, "throttled": 429}
 
@@ -121,7 +126,7 @@ class MerchantApi:
             answer = refused.as_json(language, empty_errors=settings.writes_absent)
             not_found, code = settings.not_found
             statuses = {**_HTTP_STATUSES, code: not_found}
-            status = statuses.get(refused.message) or settings.error_statuses.get(refused.code or 0, 400)
+            status = statuses.get(refused.key) or settings.error_statuses.get(refused.code or 0, 400)
             if refused.message == "throttled":
                 headers["Retry-After"] = str(refused.values[0])
         number = answer.get("transactionId") if isinstance(answer, dict) else None
@@ -134,7 +139,7 @@ class MerchantApi:
         account = self._books.account_of(token) if is_bearer else None
         wanted = _APPLICATIONS.get(operation)
         if account is None or (wanted and settings.application not in (None, wanted)):
-            raise RefusalError(None, "unauthorized")
+            raise RefusalError(message="unauthorized")
         return account
 
     def _count_query(self) -> None:
@@ -143,7 +148,7 @@ class MerchantApi:
         while self._queries and now - self._queries[0] >= _MINUTE:
             self._queries.popleft()
         if most is not None and len(self._queries) >= most:
-            raise RefusalError(None, "throttled", values=(math.ceil(self._queries[0] + _MINUTE - now),))
+            raise RefusalError(message="throttled", values=(math.ceil(self._queries[0] + _MINUTE - now),))
         self._queries.append(now)
 
     def _status(self, match: Mapping[str, str], account: str, language: Language) -> object:
@@ -154,11 +159,11 @@ class MerchantApi:
         elif _TRANSACTION_ID.fullmatch(text := match["transaction_id"]):
             one = self._books.find(int(text))
             if one is not None and one.account != account and settings.foreign_is_unauthorized:
-                raise RefusalError(None, "unauthorized")
+                raise RefusalError(message="unauthorized")
             found = [one] if one is not None and one.account == account else []
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         if not seen:
-            raise RefusalError.of(settings.not_found[1])
+            raise RefusalError(settings.not_found[1])
         answers = [status_of(one, self._books, language) for one in seen]
         return answers if is_by_client_id and settings.client_status_as_array else answers[0]
 
@@ -213,12 +218,8 @@ def _instead(fault: Fault) -> web.Response:
     elif fault.kind == "redirect":
         response.headers["Location"] = _ASIDE
     elif fault.kind == "refuse" or fault.error_code is not None:
-        code = fault.error_code or 22
-        refused = RefusalError.of(22, 2061) if code == 2061 else RefusalError.of(code)  # §7.3
-        if fault.kind == "throttle":
-            refused = RefusalError(code, "throttled")
-        elif code == 800:
-            refused = invalid(FieldFault("Amount", "simulated"))
+        code, message = fault.error_code or 22, "throttled" if fault.kind == "throttle" else ""
+        refused = _REFUSALS.get(code) or RefusalError(code, message=message)
         response = json_reply(refused.as_json("es"), fault.status)
     elif fault.kind == "throttle":
         response.text = "Too Many Requests\n"

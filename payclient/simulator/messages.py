@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Final, Literal, get_args
 
 import orjson
-from attrs import frozen
+from attrs import field, frozen
 
 Language = Literal["es", "en"]
 
@@ -55,36 +55,29 @@ class FieldFault:
 class RefusalError(Exception):
     """The service's refusal: the error object (§7), or without a `code` a message alone."""
 
-    code: int | None
-    message: int | str
+    code: int | None = None
     #: Codes of specific errors.
-    inner: tuple[int, ...] = ()
-    faults: tuple[FieldFault, ...] = ()
-    #: The values in the message.
-    values: tuple[object, ...] = ()
+    inner: tuple[int, ...] = field(default=(), kw_only=True)
+    #: The failing fields of code 800.
+    faults: tuple[FieldFault, ...] = field(default=(), kw_only=True)
+    #: The key of the message, unless that is the code, and the values in the message.
+    message: str = field(default="", kw_only=True)
+    values: tuple[object, ...] = field(default=(), kw_only=True)
 
-    @classmethod
-    def of(cls, code: int, *inner: int) -> "RefusalError":
-        """Return the error object with this general code and one entry for each specific one (§7)."""
-        return cls(code, code, inner)
+    @property
+    def key(self) -> int | str:
+        return self.message or self.code or ""
 
     def as_json(self, language: Language, *, empty_errors: bool = True) -> dict[str, object]:
         """Return the answer's body; with `empty_errors` an empty `errors` is in it."""
-        answer: dict[str, object] = {"message": say(self.message, language, *self.values)}
+        answer: dict[str, object] = {"message": say(self.key, language, *self.values)}
         if self.code is None:
             return answer
-        errors: list[dict[str, object]] = [
-            {"message": say(one, language), "errorCode": one} for one in self.inner
-        ]
-        texts: dict[str, list[str]] = {}
+        texts: dict[str, list[str]] = {}  # one entry per failing field (§7.5)
         for fault in self.faults:
             texts.setdefault(fault.field, []).append(say(fault.message, language, fault.field, *fault.values))
-        errors += [
-            {"message": name, "errorCode": 0, "errorDescriptions": text} for name, text in texts.items()
+        errors: list[dict[str, object]] = [
+            *({"message": say(one, language), "errorCode": one} for one in self.inner),
+            *({"message": name, "errorCode": 0, "errorDescriptions": text} for name, text in texts.items()),
         ]
         return {**answer, "errorCode": self.code, **({"errors": errors} if errors or empty_errors else {})}
-
-
-def invalid(*faults: FieldFault) -> RefusalError:
-    """Return code 800 with one entry per failing field (§7.4, §7.5); a Sale is answered like a Button/Prepare."""
-    return RefusalError(800, 800, faults=faults)

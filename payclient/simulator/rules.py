@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from .messages import FieldFault, RefusalError, invalid
+from .messages import FieldFault, RefusalError
 from .settings import Settings
 
 Kinds = Mapping[str, type]
@@ -92,9 +92,9 @@ def members_of(content_type: str, raw: bytes) -> dict[str, Any] | None:
 def parse_body(content_type: str, raw: bytes, settings: Settings) -> dict[str, Any]:
     """Return the members of a body as they were written; RefusalError if there are none."""
     if content_type != "application/json" and not (settings.tolerant and content_type in _TOLERATED):  # §5.2
-        raise invalid(FieldFault("Content-Type", "content type"))
+        raise RefusalError(800, faults=(FieldFault("Content-Type", "content type"),))
     if (members := members_of(content_type, raw)) is None:
-        raise invalid(FieldFault("body", "body"))
+        raise RefusalError(800, faults=(FieldFault("body", "body"),))
     return members
 
 
@@ -102,20 +102,20 @@ def valid_body(operation: str, members: Mapping[str, Any], settings: Settings) -
     """Return the fields of a request; RefusalError if they break a rule, or a setting refuses them."""
     body, faults = read(operation, members, settings)
     if operation == "confirm" and body.get("id") is None:
-        raise RefusalError.of(20)
+        raise RefusalError(20)
     if faults:
-        raise invalid(*faults)
+        raise RefusalError(800, faults=tuple(faults))
     store, phone, least = body.get("storeId"), body.get("phoneNumber"), settings.least_amount
     if least is not None and body.get("amount", least) < least:
-        raise RefusalError(107, 107, values=(f"{least // 100},{least % 100:02}",))
+        raise RefusalError(107, values=(f"{least // 100},{least % 100:02}",))
     pattern = settings.phone_pattern
     if pattern and operation == "sale" and phone and not re.fullmatch(pattern, phone):
-        raise RefusalError.of(120)
+        raise RefusalError(120)
     if settings.stores is not None and store is not None and store not in settings.stores:
-        raise RefusalError.of(100)
+        raise RefusalError(100)
     for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):
         if body.get(name) in settings.refuse_with:
-            raise RefusalError.of(settings.refuse_with[body[name]])
+            raise RefusalError(settings.refuse_with[body[name]])
     return body
 
 

@@ -207,7 +207,7 @@ class RoundRobin(Customers):
     @staticmethod
     def _longest(ask: Scheduled, now: float) -> float:
         assert isinstance(ask, Followed)
-        return now - max(ask.queried_at, ask.record.created_at + ask.offset)
+        return now - max(ask.queried_at, ask.created)
 
 
 async def _unused(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:

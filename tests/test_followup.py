@@ -59,7 +59,7 @@ def record(kind: str = "sale", state: State = State.PENDING) -> Record:
 
 
 def follow(rules: Policy, kept: Record, now: float = 0.0) -> Followed:
-    return Followed(kept, 0.0, now, WINDOW)
+    return Followed(kept, 0.0, WINDOW if kept.expires_at is None else kept.expires_at, now)
 
 
 SCHEDULES = st.just(Attentive()) | st.floats(0.5, 1e4).map(Fixed) | st.just(Steps((60.0, 5.0), (300.0, 20.0)))

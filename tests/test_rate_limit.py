@@ -16,9 +16,7 @@ from payclient.tracking.rate_limit import FINAL, NOTIFIED, ROUTINE, RateLimit, R
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
-    made = Followed(
-        Record(client_transaction_id=name, created_at=created_at, expires_at=created_at + 300), 0.0
-    )
+    made = Followed(Record(client_transaction_id=name), created_at, created_at + 300)
     made.queried_at = asked_at
     return made
 

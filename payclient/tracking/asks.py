@@ -30,16 +30,9 @@ from payclient.tracking.leases import A_DAY, A_YEAR, LEASE, Leases
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
 
-#: The due time of an ask that is due at once.
-AT_ONCE = 0.0
-
-#: The changes of state at which `begun` is set anew, from each state to others: a sale that was found may be approved
-#: from now on, and a reversal that was permitted may be executed from now on.
-_BEGIN_AFTER = {
-    State.SENDING: (State.PENDING, State.EXPIRED),
-    State.UNKNOWN: (State.PENDING, State.EXPIRED),
-    State.ACCEPTED: (State.REVERSING,),
-}
+#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on, and a reversal that was
+#: permitted may be executed from now on.
+_TIMED = (State.PENDING, State.EXPIRED, State.REVERSING)
 
 
 class DueTimes:
@@ -143,46 +136,33 @@ class OpenAsks:
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
             return None
-        now = self.clock.monotonic()
-        ask = self.add(record, self._offset_of(record, now))
+        ask = self.add(record)
         if self.is_elsewhere(record):
             self.leave_to_others(ask)
         else:
-            self._plan_first(ask, now)
+            self._plan_first(ask)
         return ask
 
-    def add(self, record: Record, offset: float = 0.0) -> Followed:
-        """Add an ask, with its `Followed.offset` if it is open.
-
-        An older attempt of its id ends: a newer one exists only where the older created nothing.
-        """
-        before = self._asks.get(record.client_transaction_id)
-        ask = Followed(record, offset, self.clock.monotonic(), self.policy.sale_window)
+    def add(self, record: Record) -> Followed:
+        """Add an ask. An older attempt of its id ends: a newer one exists only where the older created nothing."""
+        before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
+        ask = Followed(record, *self._times(record, now), now)
         self._asks[record.client_transaction_id] = ask
         if before is not None:
             self.wake(before, exhausted=True)
         return ask
 
-    def _offset_of(self, record: Record, now: float) -> float:
-        """Return the `offset` of an ask: the seconds from the wall clock's time to the monotonic clock's."""
-        offset = now - self.clock.time()
+    def _times(self, record: Record, now: float) -> tuple[float, float]:
+        """Return when an ask was permitted and when it expires, by the monotonic clock."""
         expires_at = record.expires_at
         if expires_at is None:
             expires_at = record.created_at + self.policy.sale_window
         # Never later than a whole life from now, however the wall clock jumped between two runs.
-        if offset + expires_at > (latest := now + self.policy.longest_life[record.kind]):
-            offset = latest - expires_at
-        return offset
+        ends = min(now + expires_at - self.clock.time(), now + self.policy.longest_life[record.kind])
+        return ends - (expires_at - record.created_at), ends
 
-    def _plan_first(self, ask: Followed, now: float) -> None:
-        """Plan the first look: at once if a notification came before the answer to our POST."""
-        record = ask.record
-        if record.notified_at is not None and record.state is State.PENDING:
-            ask.notified_queries = 0
-            ask.exhausted = not self.policy.can_query  # nothing will ever be queried
-            self.due.put(ask, ask.expires if ask.exhausted else AT_ONCE)
-        else:
-            self.due.put(ask, self.policy.first_look(ask, now))
+    def _plan_first(self, ask: Followed) -> None:
+        self.due.put(ask, self.policy.first_look(ask, self.clock.monotonic()))
 
     def open_record(self, client_transaction_id: str) -> Record | None:
         """Return the record of an open ask that is followed here; of others the ledger has the newest."""
@@ -231,7 +211,7 @@ class OpenAsks:
         """Query an ask again if its lease is ours by now; else plan the look that ends a wait."""
         if not self.is_elsewhere(ask.record):
             ask.elsewhere = False
-            self._plan_first(ask, self.clock.monotonic())
+            self._plan_first(ask)
         elif ask.slot is None and ask.task is None:
             self.leave_to_others(ask)  # a new wait must end, too
 
@@ -250,7 +230,18 @@ class OpenAsks:
         An event that the ledger did not take counts for nothing, so the ask is queried again.
         """
         try:
-            return await self._apply_to_newest(ask, event)
+            try:
+                self.update(ask, await self.ledger.apply(ask.record, event))
+            except TransitionError:
+                before = ask.record
+                if await self.reread(ask):
+                    return False
+                # The ledger may have failed to take an earlier event, without which this one is not allowed.
+                if await self.late.write_now(before.client_transaction_id):
+                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
+                if ask.record is before:
+                    raise
+                self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:
@@ -260,26 +251,9 @@ class OpenAsks:
             ask.failures += 1
             ask.recheck_soon = ask.record.state.decided
             self.late.failed_write(error)
+        else:
+            return True
         return False
-
-    async def _apply_to_newest(self, ask: Followed, event: Event) -> bool:
-        """Write an event; False: the record was out of date.
-
-        Raises `TransitionError` as the newest record does, and `LedgerUnavailableError` while an earlier event waits.
-        """
-        try:
-            self.update(ask, await self.ledger.apply(ask.record, event))
-        except TransitionError:
-            if await self.reread(ask):
-                return False
-            # The ledger may have failed to take an earlier event, without which this one is not allowed.
-            before = ask.record
-            if await self.late.write_now(before.client_transaction_id):
-                raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
-            if ask.record is before:
-                raise
-            self.update(ask, await self.ledger.apply(ask.record, event))
-        return True
 
     async def reread(self, ask: Followed) -> bool:
         """Read the ask's record again, and return whether it has changed."""
@@ -303,7 +277,7 @@ class OpenAsks:
         """Replace the ask's record by a newer one."""
         before, ask.record = ask.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
-            ask.offset = self._offset_of(record, self.clock.monotonic())
+            ask.created, ask.expires = self._times(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):
             # A transaction id was just named: it is queried before "not found" proves anything.
             ask.absent_at, ask.client_queried_at = None, NEVER
@@ -311,12 +285,12 @@ class OpenAsks:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # the last query may be another process's
             return
-        if record.state in _BEGIN_AFTER.get(before.state, ()):
+        if record.state in _TIMED and before.state not in _TIMED:
             ask.begun = self.clock.monotonic()
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already
-                self._plan_first(ask, self.clock.monotonic())
+                self._plan_first(ask)
         self.touch()
         if self.on_change is not None:
             self.on_change(before, record)

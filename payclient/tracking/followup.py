@@ -22,6 +22,9 @@ __all__ = ["StatusSource", "TransactionRef"]
 
 NEVER = float("-inf")
 
+#: The due time of an ask that is due at once.
+AT_ONCE = 0.0
+
 #: What is compared for every sale: CPython 3.11 takes ten times as long to find a member of an enum.
 PENDING, QUERY = State.PENDING, Evidence.QUERY
 
@@ -30,6 +33,9 @@ MOST_REMEMBERED = 4 * MOST_CANDIDATES
 
 #: Seconds from one query to the next after a notification, while the service still reports pending.
 NOTIFIED_DELAYS = (0.25, 0.75, 2.0, 5.0)
+
+#: Seconds after the expiry for which a late notification is waited for where nothing can be queried.
+LATE_NOTIFICATION = 10.0
 
 #: A form lives longer than a push and its customer comes back by a redirect: it is queried that much less often.
 FORM_SLOWNESS = 5
@@ -102,15 +108,13 @@ class Scheduled:
 class Followed(Scheduled):
     """One open ask, or a decided one that was notified. There may be 100,000."""
 
-    # Which attempt, and when it can be approved
+    # Which attempt, when its permit was requested, and when the customer can no longer approve: never early
     record: Record
-    #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
-    offset: float
+    created: float
+    expires: float
     #: When this process first followed the ask, or later saw it found or being given back. Proof of absence and the end
     #: of its life count from here: whatever the wall clock did, the permit of any process was earlier.
     begun: float = 0.0
-    #: Seconds from its permit to its expiry, as long as its record has no expiry.
-    life: float = 0.0
 
     # The query before this moment
     #: When it was last queried, and when by its client transaction id.
@@ -153,16 +157,9 @@ class Followed(Scheduled):
     #: The futures of those who wait.
     waiters: set[Any] | None = None
 
-    @property
-    def expires(self) -> float:
-        """When the customer can no longer approve; never early."""
-        expires_at = self.record.expires_at
-        return self.offset + (self.record.created_at + self.life if expires_at is None else expires_at)
-
     def age(self, now: float) -> float:
         """Return the seconds since its permit, at least 0."""
-        age = now - self.offset - self.record.created_at
-        return age if age > 0.0 else 0.0
+        return now - self.created if now > self.created else 0.0
 
     # --- Transaction ids that may be ours
 
@@ -285,6 +282,10 @@ class Policy:
 
     def first_look(self, ask: Followed, now: float) -> float:
         """Return when an ask is first looked at here. Its id alone decides its place, so that a restart keeps it."""
+        if ask.record.notified_at is not None and ask.record.state is PENDING:
+            # A notification came before the answer to our POST.
+            ask.notified_queries, ask.exhausted = 0, not self.can_query
+            return AT_ONCE if self.can_query else ask.expires
         spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
         if now >= expires:
             return now + spread * self.scale
@@ -336,7 +337,9 @@ class Policy:
     def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""
         if not self.can_query:
-            return self._after_unqueried(ask, now)
+            # At the expiry, and once later for a late notification.
+            end = ask.expires if ask.exhausted else ask.expires + LATE_NOTIFICATION * self.scale
+            return ask.expires if now < ask.expires else end if now < end else None
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
@@ -351,13 +354,6 @@ class Policy:
             soonest = now + self.least_gap if ask.failures else now
             return max(soonest, self._final_due(ask))
         return self._proof(ask, now) if may_be_absent(ask.record) else None
-
-    def _after_unqueried(self, ask: Followed, now: float) -> float | None:
-        """Return when to look where nothing can be queried: at the expiry, and once later for a late notification."""
-        if now < ask.expires:
-            return ask.expires
-        end = ask.expires + 10 * self.scale
-        return end if now < end and not ask.exhausted else None
 
     def _proof(self, ask: Followed, now: float) -> float | None:
         """Return when to query for a proof that an unknown sale is absent: two queries that are late enough."""
@@ -377,7 +373,7 @@ class Policy:
             is_unwritten = ask.record.state is State.PENDING or (
                 is_presumed(ask.record) and not was_acted_on(ask.record)
             )
-            return now + 10 * self.scale if is_unwritten else None
+            return now + LATE_NOTIFICATION * self.scale if is_unwritten else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if is_presumed(ask.record):
             later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)

@@ -80,10 +80,7 @@ class LateWrites:
     async def write(self, record: Record, event: Event) -> Record:
         """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
         try:
-            record = await self._apply(record, event)
-            self._written(record)
-        except TransitionError:
-            return await self._decided_otherwise(record, event)
+            return await self._write(record, event)
         except Exception as error:  # whatever it is: what was sent must not be called unsent
             self.failed_write(error)
             if isinstance(event, Found):
@@ -92,7 +89,23 @@ class LateWrites:
             if self._again is None:
                 self._again = start(self._write_again())
             return unwritten(record, event)
-        return record
+
+    async def _write(self, record: Record, event: Event) -> Record:
+        """Write an event, or return what is known instead where the attempt's state does not take it."""
+        identifier = record.client_transaction_id
+        try:
+            known: Record | None = await self._apply(record, event)
+            self.write_failed_at = float("-inf")
+        except TransitionError:
+            # An operator or another process decided it meanwhile, or a write that failed had reached the ledger: the
+            # ledger's word stands.
+            known = await self._ledger.get(identifier)
+            if known is not None and known.evidence is not event.evidence:
+                log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
+        # Without a record our permit was never committed; one that is SENDING is left to its sender.
+        if known is not None and known.state is not State.SENDING:
+            self._written(known)
+        return known or record
 
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
@@ -117,18 +130,6 @@ class LateWrites:
                 record = await self._ledger.apply(record, Lost(at=event.at, expires_at=ends))
             return await self._ledger.apply(record, Conflicted(at=event.at, what=str(taken)))
 
-    async def _decided_otherwise(self, record: Record, event: Event) -> Record:
-        """Return what an operator or another process wrote meanwhile: the ledger's word stands."""
-        identifier = record.client_transaction_id
-        try:
-            known = await self._ledger.get(identifier)
-        except Exception as error:
-            self.failed(error)
-            return unwritten(record, event)
-        if known is not None:  # else our permit was never committed
-            log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
-        return known or record
-
     async def _write_again(self) -> None:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
         for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
@@ -143,21 +144,14 @@ class LateWrites:
         while late := self._late.get(client_transaction_id):
             record, event = late[0]
             try:
-                try:
-                    after: Record | None = await self._apply(record, event)
-                except TransitionError:
-                    # The attempt was decided otherwise meanwhile, or the failed write had reached the ledger.
-                    after = await self._ledger.get(client_transaction_id)
-                self.write_failed_at = float("-inf")
-                if late and late[0][1] is event:
-                    del late[0]
-                if not late:
-                    self._late.pop(client_transaction_id, None)
-                if after is not None:
-                    self._written(after)
+                await self._write(record, event)
             except Exception as error:  # whatever it is must not end the writing of all
                 self.failed_write(error)
                 return True
+            if late and late[0][1] is event:
+                del late[0]
+            if not late:
+                self._late.pop(client_transaction_id, None)
         return False
 
     async def aclose(self) -> None:

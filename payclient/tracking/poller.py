@@ -44,7 +44,7 @@ from payclient.tracking.followup import (
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale, settled
 from payclient.tracking.queries import StatusQueries
-from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.rate_limit import CALLERS, FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 from payclient.tracking.returned_form import ReturnedForm
 
 _T = TypeVar("_T")
@@ -105,10 +105,8 @@ class Poller:
         self._works: set[asyncio.Task[Any]] = set()
         #: Sends and other writes, which go on where their callers are cancelled.
         self._detached: set[asyncio.Task[Any]] = set()
-        #: Callers who wait for the query of an ask to be made, and those who wait to make a request of their own.
-        self._starting: dict[Followed, asyncio.Event] = {}
-        self._callers: deque[asyncio.Future[None]] = deque()
-        self._caller_first = True
+        #: What callers wait for: the query of an ask, or their turn to make a request of their own.
+        self._starting: dict[Scheduled, asyncio.Event] = {}
 
     # --- What changes when an ask is looked at
 
@@ -145,15 +143,12 @@ class Poller:
         """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
         if not self.policy.can_query or self.asks.closed:
             return
-        ask = self.asks.find(record.client_transaction_id)
-        if ask is not None:
-            self.asks.learn(ask, record)  # removes an ask that was open here until now
-            ask = self.asks.find(record.client_transaction_id)
-        if ask is None:
-            # An open record here is a refusal that the ledger could not take yet.
-            ask = self.asks.follow(record) or self.asks.add(record)
-        if ask.record.attempt > record.attempt:
+        newest = self.asks.find(record.client_transaction_id)
+        if newest is not None and newest.record.attempt > record.attempt:
             return  # a newer attempt has been sent since
+        ask = self.asks.follow(record)  # one that was open until now is removed
+        if ask is None or not self.asks.has(ask):
+            ask = self.asks.add(record)
         if after:
             ask.recheck_at = self.clock.monotonic() + after
             if ask.slot is None and ask.task is None:
@@ -188,14 +183,13 @@ class Poller:
     def _arm(self) -> None:
         """Set the timer for what is due next. A shared rate then reserves the next request in the ledger."""
         due = self.asks.due
-        when = due.first()
-        request_waits = self._callers or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
+        when, request_waits = due.first(), self._lines.any_waits(callers_only=self._is_full)
         if request_waits:
             when = min(when, self.rate.ready_at())
         if isinstance(self.rate, SharedRateLimit) and not self.asks.closed:
-            work = self.rate.ledger_work(self.clock.monotonic(), wanted=bool(request_waits))
+            work = self.rate.ledger_work(self.clock.monotonic(), wanted=request_waits)
             if work is not None:
-                self._start(work, self._works)
+                self.start_work(work)
         if self._timer is None:
             due.alarm_at = math.inf
         if when < due.alarm_at and not self.asks.closed:
@@ -277,46 +271,45 @@ class Poller:
             ask = self._to_expire.popleft()
             if ask.task is None and self.asks.has(ask):
                 self._run(ask, self._follow_up(ask, queries=False), self._expiries)
-        while self.rate.ready_at() <= now and self._start_request(now):
-            pass
+        while self.rate.ready_at() <= now:
+            item = self._lines.pop(now, ranked=self.rate.binds, callers_only=self._is_full)
+            if item is None:
+                break
+            self._request(item, now)
         self._arm()
 
-    def _start_request(self, now: float) -> bool:
-        """Let a caller of `wait_for_turn` or a due item make a request, alternately; return False where neither may."""
-        may_query = self._lines.waiting > 0 and len(self._requests) < REQUESTS_AT_ONCE
-        if self._callers and (self._caller_first or not may_query):
-            self._caller_first = False
-            caller = self._callers.popleft()
-            if not caller.done():
-                self.rate.note_request(now)
-                caller.set_result(None)
-            return True
-        item = self._lines.pop(now, ranked=self.rate.binds) if may_query else None
-        if item is not None:
-            self._caller_first = True
-            self._request(item, now)
-        return item is not None
+    @property
+    def _is_full(self) -> bool:
+        """Whether as many requests are in flight as may be; those of callers belong to what is in flight already."""
+        return len(self._requests) >= REQUESTS_AT_ONCE
 
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
-        if isinstance(item, Followed):
-            started = self._starting.pop(item, None)  # a caller waits for this query, whoever follows the ask
-            if item.task is None and self.asks.has(item) and (started or not item.elsewhere):
-                self.rate.note_request(now)
-                self._run(item, self._follow_up(item, queries=True), self._requests)
-            if started is not None:
-                started.set()
-        elif isinstance(item, ReturnedForm) and item.task is None:
+        started = self._starting.pop(item, None)
+        if isinstance(item, ReturnedForm):
+            work = None if item.task else self.confirmer.request(item, now)
+        elif isinstance(item, Followed):
+            # A query that a caller waits for is made whoever follows the ask.
+            is_due = not item.task and self.asks.has(item) and (started or not item.elsewhere)
+            work = self._follow_up(item, queries=True) if is_due else None
+        else:
+            self.rate.note_request(now)  # its caller makes it
+            work = None
+        if work is not None:
             self.rate.note_request(now)
-            self._run(item, self.confirmer.request(item, now), self._requests)
+            self._run(item, work, self._requests)
+        if started is not None:
+            started.set()
 
     def _run(self, item: Scheduled, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> None:
         self._lines.drop(item)
-        item.task = self._start(work, tasks)
+        item.task = self.start_work(work, tasks)
 
-    def _start(self, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-        """Start a task. When it ends, the next requests are started."""
-        task = start(work, tasks)
+    def start_work(
+        self, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]] | None = None
+    ) -> asyncio.Task[Any]:
+        """Start work that closing cancels. When it ends, the next requests are started."""
+        task = start(work, self._works if tasks is None else tasks)
         task.add_done_callback(lambda _: self._start_ready())
         return task
 
@@ -392,11 +385,7 @@ class Poller:
         if was_just_queried or not self._may_query_now():
             return None
         if ask.task is None:
-            started = self._starting.setdefault(ask, asyncio.Event())
-            self._lines.put(ask, FINAL)
-            self._start_ready()
-            with suppress(TimeoutError):
-                await within(self.clock, self.policy.total_timeout, started.wait())
+            await self._wait_in_line(ask, FINAL, self.policy.total_timeout)
         if (query := ask.task) is None:
             return None
         await asyncio.wait([query])
@@ -411,7 +400,7 @@ class Poller:
         if ask is None or not self.policy.can_query:
             return
         if ask.elsewhere and is_presumed(ask.record):
-            self._start(self._query_soon(ask), self._works)
+            self.start_work(self._query_soon(ask))
         elif ask.exhausted:
             self.notified(record, again=True)
 
@@ -433,26 +422,26 @@ class Poller:
 
     async def wait_for_turn(self, patience: float) -> bool:
         """Wait at most `patience` seconds until the rate allows a request. True: it may be made, and is counted."""
-        now = self.clock.monotonic()
-        if not self._callers and self.rate.ready_at() <= now:
-            self.rate.note_request(now)
-            return True
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers.append(turn)
-        self._arm()
+        turn = Scheduled()
         try:
-            await within(self.clock, patience, turn)
-        except TimeoutError:
-            return False
-        return True
+            return await self._wait_in_line(turn, CALLERS, patience)
+        finally:
+            self._lines.drop(turn)
+            self._starting.pop(turn, None)
+
+    async def _wait_in_line(self, item: Scheduled, line: int, patience: float) -> bool:
+        """Put the item in a line and wait at most `patience` seconds for its turn. Return whether it came."""
+        started = self._starting.setdefault(item, asyncio.Event())
+        self._lines.put(item, line)
+        self._start_ready()
+        if not started.is_set():
+            with suppress(TimeoutError):
+                await within(self.clock, patience, started.wait())
+        return started.is_set()
 
     def start_detached(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
         """Start work in a task of its own, which goes on where its caller is cancelled; closing waits for it."""
         return start(work, self._detached)
-
-    def start_work(self, work: Coroutine[None, None, Any]) -> None:
-        """Start work that closing cancels."""
-        self._start(work, self._works)
 
     async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, if_closed: str) -> _T:
         """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.

@@ -112,11 +112,12 @@ class RateLimit:
                 self._slowdown = 0.0
 
 
-#: The lines in which asks wait for a request: notified ones and confirmations, those past their expiry or checked by
-#: hand, the routine, and decided ones that were notified.
-NOTIFIED, FINAL, ROUTINE, LATE = 1, 2, 3, 4
+#: The lines in which a request is waited for: by callers, who make it themselves; for notified asks and confirmations,
+#: for asks past their expiry or checked by hand, for the routine, and for decided asks that were notified.
+CALLERS, NOTIFIED, FINAL, ROUTINE, LATE = LINES = range(1, 6)
 
 #: Which line goes first in each turn: notifications are seldom passed over, never twice in a row, and no line starves.
+#: Callers go first in every other turn. The number of turns is odd, so that they and each line meet in either order.
 _TURNS = (
     (NOTIFIED, ROUTINE, FINAL, LATE),
     (NOTIFIED, FINAL, ROUTINE, LATE),
@@ -126,7 +127,7 @@ _TURNS = (
     (NOTIFIED, FINAL, ROUTINE, LATE),
     (NOTIFIED, LATE, ROUTINE, FINAL),
 )
-TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS, (LATE, ROUTINE, FINAL, NOTIFIED))
+TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS[1:], (LATE, ROUTINE, FINAL, NOTIFIED))
 
 #: The number of asks of the routine, those that waited longest, among which the one with most lag is chosen.
 COMPARED = 250
@@ -141,31 +142,34 @@ class RequestLines:
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._lines: dict[int, deque[Scheduled]] = {
-            line: deque() for line in (NOTIFIED, FINAL, ROUTINE, LATE)
-        }
+        self._lines: dict[int, deque[Scheduled]] = {line: deque() for line in LINES}
+        #: How many wait in each line.
+        self._waiting = dict.fromkeys(LINES, 0)
         self._turn = 0
-        #: How many wait.
-        self.waiting: int = 0
+
+    def any_waits(self, *, callers_only: bool = False) -> bool:
+        """Return whether a request is waited for."""
+        return self._waiting[CALLERS] > 0 if callers_only else any(self._waiting.values())
 
     def put(self, item: Scheduled, line: int) -> None:
         """Put the item in a line. An item that waits in another line goes to the better of the two."""
         if not item.line or line < item.line:
             self.drop(item)
             item.line = line
-            self.waiting += 1
+            self._waiting[line] += 1
             self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
         """Take the item out of its line."""
         if item.line:
+            self._waiting[item.line] -= 1
             item.line = 0
-            self.waiting -= 1
 
-    def pop(self, now: float, *, ranked: bool) -> Scheduled | None:
+    def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
-        self._turn = (self._turn + 1) % len(TURNS)
-        for number in TURNS[self._turn]:
+        self._turn += 1
+        order = () if callers_only else TURNS[self._turn % len(TURNS)]
+        for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
             first = self._first(number, COMPARED if ranked and number == ROUTINE else 1)
             if first:
                 item = first[0] if len(first) == 1 else max(first, key=lambda item: self.lag(item, now))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Self
@@ -88,9 +87,7 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Bounds the rows between being read and their result.
         self._room = asyncio.Semaphore(max(window, count))
         self._lanes: dict[bytes, Lane] = {}
-        #: Lanes whose next row may send, and those whose next row has its answer in the ledger.
         self._turns = Turns()
-        self._answered: deque[Lane] = deque()
         self._in_flight = 0  # rows that are being sent, or read again
         self._alarm: Timer | None = None
         #: Rows that are known and have no result yet.
@@ -162,16 +159,6 @@ class Charges(AsyncIterator[ChargeResult]):
             self._results.get_nowait()
         self._results.put_nowait(None)
 
-    def _queue_later(self, seconds: float, lane: Lane) -> None:
-        """Queue a lane again in so many seconds; meanwhile others may start."""
-
-        async def wait() -> None:
-            await sleep(self._clock, seconds)
-            self._queue_lane(lane)
-
-        self._start(wait())
-        self._start_ready()
-
     # --- From the requests to the lanes
 
     async def _feed(self) -> None:
@@ -210,7 +197,7 @@ class Charges(AsyncIterator[ChargeResult]):
         if not lane.is_busy:
             self._queue_lane(lane)
         elif lane.place:
-            self._turns.add(lane)  # the longer lane gets a better place
+            self._turns.add(lane, sends=lane.sends)  # the longer lane gets a better place
 
     def _free(self, lane: Lane) -> None:
         """Queue a lane for its next row, now that its customer is free."""
@@ -227,42 +214,41 @@ class Charges(AsyncIterator[ChargeResult]):
     def _queue_lane(self, lane: Lane) -> None:
         """Queue a lane whose first row may be sent, or is answered without a send."""
         lane.is_busy = True
-        if lane.rows[0].may_send(retry_refused=self._retry_refused):
-            self._turns.add(lane)
-        else:
-            self._answered.append(lane)
+        self._turns.add(lane, sends=lane.rows[0].may_send(retry_refused=self._retry_refused))
         self._start_ready()
+
+    async def _queue_later(self, lane: Lane, seconds: float) -> None:
+        """Queue a lane again in so many seconds; meanwhile others may start."""
+        self._start_ready()
+        await sleep(self._clock, seconds)
+        self._queue_lane(lane)
 
     def _start_ready(self) -> None:
         """Start the lanes that may start within the limits."""
         while (
-            (self._answered or self._turns)
+            self._turns
             and self._in_flight < self._max_in_flight
             and self._in_flight + self.pending < self._max_pending
             and not self._results.full()
             and not self._exited
         ):
-            if self._answered:
-                work = self._charge(self._answered.popleft())
-            elif self._must_read(self._turns.first().rows[0]):
-                work = self._read_first(self._turns.take())
-            else:
-                if self.stopped is None:
-                    now = self._clock.monotonic()
-                    if now < (when := self._rate.ready_at()):
-                        if self._alarm is not None:
-                            self._alarm.cancel()
-                        self._alarm = self._clock.call_at(when, self._start_ready)
-                        return
+            lane, now = self._turns.first(), self._clock.monotonic()
+            work = self._charge
+            if lane.sends and self.stopped is None:
+                if self._shares and now - lane.rows[0].read_at > KNOWN_FOR:
+                    work = self._read_first
+                elif now < (when := self._rate.ready_at()):
+                    if self._alarm is not None:
+                        self._alarm.cancel()
+                    self._alarm = self._clock.call_at(when, self._start_ready)
+                    return
+                else:
                     self._rate.note_request(now)
-                work = self._charge(self._turns.take())
+            self._turns.take()
             self._in_flight += 1
-            self._start(work)
+            self._start(work(lane))
 
     # --- With other processes that charge the same rows
-
-    def _must_read(self, row: LaneRow) -> bool:
-        return self._shares and self.stopped is None and self._clock.monotonic() - row.read_at > KNOWN_FOR
 
     async def _read_first(self, lane: Lane) -> None:
         """Read again what the ledger has of the first row of a lane, and queue the lane; later if that fails."""
@@ -273,7 +259,7 @@ class Charges(AsyncIterator[ChargeResult]):
         if fault is None or self.stopped is not None:
             self._queue_lane(lane)
         else:
-            self._queue_later(SENDING_DELAY * self._scale, lane)
+            await self._queue_later(lane, SENDING_DELAY * self._scale)
 
     async def _read_again(self, row: LaneRow) -> LedgerError | None:
         """Read what became of a row since it was read; return why the ledger cannot be read, None where it was."""
@@ -302,7 +288,7 @@ class Charges(AsyncIterator[ChargeResult]):
         finally:
             self._in_flight -= 1
         if isinstance(sent, float):
-            self._queue_later(sent, lane)
+            await self._queue_later(lane, sent)
             return
         lane.rows.pop(0)
         if isinstance(sent, PendingSale):

@@ -116,6 +116,8 @@ class Lane:
     rows: list[LaneRow] = attrs.field(factory=list)
     #: Whether the first row waits for its turn, or is being charged.
     is_busy: bool = False
+    #: Whether that row may be sent; otherwise its answer is in the ledger.
+    sends: bool = True
     #: The number of the lane's entry among `Turns`; 0: it has none.
     place: int = 0
 
@@ -153,29 +155,27 @@ async def _look_up(attempts: Attempts, requests: list[SaleRequest | ChargeRow]) 
 
 
 class Turns:
-    """The lanes whose customers are free. The lane with most rows left comes first, because it ends last."""
+    """The lanes whose customers are free. What is answered comes first, then the lane with most rows: it ends last."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Lane]] = []
+        self._heap: list[tuple[bool, int, int, Lane]] = []
         self._number = 0
 
     def __bool__(self) -> bool:
-        while self._heap and self._heap[0][2].place != self._heap[0][1]:
+        while self._heap and self._heap[0][3].place != self._heap[0][2]:
             heapq.heappop(self._heap)  # the lane has grown since, and has a place further ahead
         return bool(self._heap)
 
-    def add(self, lane: Lane) -> None:
+    def add(self, lane: Lane, *, sends: bool) -> None:
         """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
-        lane.place = self._number
-        heapq.heappush(self._heap, (-len(lane.rows), self._number, lane))
+        lane.place, lane.sends = self._number, sends
+        heapq.heappush(self._heap, (sends, -len(lane.rows), self._number, lane))
 
     def first(self) -> Lane:
         """Return the first lane. Check `bool(turns)` before, which also removes stale places."""
-        return self._heap[0][2]
+        return self._heap[0][3]
 
-    def take(self) -> Lane:
-        """Remove the first and return it."""
-        lane = heapq.heappop(self._heap)[2]
-        lane.place = 0
-        return lane
+    def take(self) -> None:
+        """Remove the first lane."""
+        heapq.heappop(self._heap)[3].place = 0

@@ -27,7 +27,7 @@ from payclient.models import StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
 from payclient.tracking.evidence import AnswerReader, Credentials, read_confirmation, read_form
-from payclient.tracking.followup import NOTIFIED_DELAYS, Followed, Policy
+from payclient.tracking.followup import LEASE, NOTIFIED_DELAYS, Followed, Policy
 
 ID, OURS = "order-17", 1000
 WINDOW = 300.0
@@ -76,7 +76,8 @@ RECORDS = st.builds(
 def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
     """Looked at whenever it says, an ask is exhausted in time; each look is later than the one before."""
     ask = follow(rules, kept)
-    now = rules.first_look(ask, 0.0)
+    now = rules.next_look(ask, 0.0)
+    assert now is not None
     assert 0.0 <= now <= ask.expires
     for looks, incident in enumerate([*incidents, *["nothing"] * 500]):
         if incident == "failure":
@@ -91,18 +92,18 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         if rules.can_query:
             rules.next_query(ask, now)
         when = rules.next_look(ask, now)
-        if when is None:
+        if ask.exhausted:
             break
+        assert when is not None
         assert now < when < math.inf
         now = when
     else:
         raise AssertionError("it is never exhausted")
     assert now <= ask.expires + 3600.0
-    ask.exhausted = True
     while True:
         if rules.is_over(ask, now):
             ask.record = advance(ask.record, Exhausted(at=now))
-        if (when := rules.background_look(ask, now)) is None:
+        if (when := rules.next_look(ask, now)) is None:
             break
         assert now < when <= ask.expires + 86400.0
         now = when
@@ -116,9 +117,8 @@ def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, 
         if event is not None and kept.state is State.PENDING:
             ask.record = advance(ask.record, event(at=ask.expires))
         ask.exhausted, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
-        assert rules.next_look(ask, now) is None
         due = rules.expires_now(ask, now) or rules.is_over(ask, now)
-        assert (rules.background_look(ask, now) is not None) is due
+        assert (rules.next_look(ask, now) is not None) is due
 
 
 def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() -> None:
@@ -162,7 +162,8 @@ def test_a_wait_ends_where_the_service_or_the_ask_alone_fails(
 def test_whoever_waits_for_anothers_unknown_sale_lets_its_absence_be_proven() -> None:
     """The process that has its lease makes the two queries of the proof; only later it must have ended."""
     ask = follow(policy(), record(state=State.UNKNOWN))
-    assert policy().end_elsewhere(ask, 400.0, lease=30.0) == 1.2 * 600.0 + 30.0
+    ask.elsewhere = True
+    assert policy().next_look(ask, 400.0) == 1.2 * 600.0 + LEASE
 
 
 @given(POLICIES, RECORDS, st.floats(0.0, 2000.0))
@@ -180,13 +181,16 @@ def test_what_waits_for_its_query_is_looked_at_all_the_same(rules: Policy, kept:
     assert rules.look_meanwhile(ask, max(now, ask.expires)) is None
 
 
-@given(POLICIES, RECORDS, st.floats(0.0, 1e5), st.floats(1.0, 60.0))
+@given(POLICIES, RECORDS, st.floats(0.0, 1e5))
 def test_whoever_waits_for_another_process_does_so_for_a_bounded_time(
-    rules: Policy, kept: Record, now: float, lease: float
+    rules: Policy, kept: Record, now: float
 ) -> None:
     """Then it queries by itself."""
     ask = follow(rules, kept)
-    assert now < rules.end_elsewhere(ask, now, lease) <= max(now, ask.expires + 1000.0) + lease
+    ask.elsewhere = True
+    when = rules.next_look(ask, now)
+    assert when is not None
+    assert now < when <= max(now, ask.expires + 1000.0) + LEASE
 
 
 @given(st.sampled_from(["sale", "form"]), SCHEDULES)

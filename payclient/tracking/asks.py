@@ -25,7 +25,7 @@ from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
-from payclient.tracking.leases import A_DAY, A_YEAR, LEASE, Leases
+from payclient.tracking.leases import A_DAY, A_YEAR, Leases
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
@@ -132,15 +132,15 @@ class OpenAsks:
             if record.version > ask.record.version:
                 self.update(ask, record)
             if ask.elsewhere and self.has(ask):  # the update may have ended it
-                self._follow_if_here(ask)
+                ask.elsewhere = self.is_elsewhere(record)  # its lease may be ours by now
+                if not ask.elsewhere or (ask.slot is None and ask.task is None):  # a new wait must end, too
+                    self.plan(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
             return None
         ask = self.add(record)
-        if self.is_elsewhere(record):
-            self.leave_to_others(ask)
-        else:
-            self._plan_first(ask)
+        ask.elsewhere = self.is_elsewhere(record)
+        self.plan(ask)
         return ask
 
     def add(self, record: Record) -> Followed:
@@ -161,9 +161,6 @@ class OpenAsks:
         ends = min(now + expires_at - self.clock.time(), now + self.policy.longest_life[record.kind])
         return ends - (expires_at - record.created_at), ends
 
-    def _plan_first(self, ask: Followed) -> None:
-        self.due.put(ask, self.policy.first_look(ask, self.clock.monotonic()))
-
     def open_record(self, client_transaction_id: str) -> Record | None:
         """Return the record of an open ask that is followed here; of others the ledger has the newest."""
         ask = self._asks.get(client_transaction_id)
@@ -182,13 +179,13 @@ class OpenAsks:
         if self.has(ask):
             del self._asks[ask.record.client_transaction_id]
 
-    def plan_next(self, ask: Followed, now: float) -> None:
+    def plan(self, ask: Followed) -> None:
         """Plan the next look. Where no query is left, end the waits and plan a background query."""
+        now = self.clock.monotonic()
         when = self.policy.next_look(ask, now)
-        if when is None:
-            self.wake(ask, exhausted=True)
-            when = self.policy.background_look(ask, now)
-            if self.leases is not None and ask.record.state is State.EXPIRED:
+        if ask.exhausted:
+            self.wake(ask)
+            if self.leases is not None and ask.record.state is State.EXPIRED and not ask.elsewhere:
                 seconds = when - now if when is not None else A_YEAR
                 if not self.policy.can_query:  # another process may query it: after an upgrade, say
                     seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
@@ -205,22 +202,14 @@ class OpenAsks:
     def leave_to_others(self, ask: Followed) -> None:
         """Leave the queries of the ask to another process, and plan the look that ends a wait here."""
         ask.elsewhere = True
-        self.due.put(ask, self.policy.end_elsewhere(ask, self.clock.monotonic(), LEASE))
+        self.plan(ask)
 
-    def _follow_if_here(self, ask: Followed) -> None:
-        """Query an ask again if its lease is ours by now; else plan the look that ends a wait."""
-        if not self.is_elsewhere(ask.record):
-            ask.elsewhere = False
-            self._plan_first(ask)
-        elif ask.slot is None and ask.task is None:
-            self.leave_to_others(ask)  # a new wait must end, too
-
-    def follow_beside(self, ask: Followed, now: float) -> None:
+    def follow_beside(self, ask: Followed) -> None:
         """Query an ask that another process holds, if somebody waits here: that process should have ended by now."""
         if ask.waiters and self.leases is not None:
             self.leases.follow_beside(ask.record.client_transaction_id)
             ask.elsewhere = False
-            self.plan_next(ask, now)
+            self.plan(ask)
 
     # --- Changes
 
@@ -290,7 +279,7 @@ class OpenAsks:
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already
-                self._plan_first(ask)
+                self.plan(ask)
         self.touch()
         if self.on_change is not None:
             self.on_change(before, record)

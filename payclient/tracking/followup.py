@@ -55,6 +55,9 @@ MOST_DOUBLINGS = 5
 #: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
 NOTIFIED_WEIGHT = 1 / 16
 
+#: Seconds for which a process holds what it follows, where several share a ledger.
+LEASE = 30.0
+
 #: Seconds after which what waits for its query is looked at again.
 LOOK_AGAIN = 10.0
 
@@ -280,21 +283,6 @@ class Policy:
 
     # --- When next
 
-    def first_look(self, ask: Followed, now: float) -> float:
-        """Return when an ask is first looked at here. Its id alone decides its place, so that a restart keeps it."""
-        if ask.record.notified_at is not None and ask.record.state is PENDING:
-            # A notification came before the answer to our POST.
-            ask.notified_queries, ask.exhausted = 0, not self.can_query
-            return AT_ONCE if self.can_query else ask.expires
-        spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
-        if now >= expires:
-            return now + spread * self.scale
-        if age < self.least_gap:  # permitted a moment ago
-            gap = self._gap(ask.record.kind, 0.0, first_part(spread), self.notified_share) - age
-        else:
-            gap = self._gap(ask.record.kind, age, spread, self.notified_share)
-        return min(now + gap, expires)
-
     def expires_now(self, ask: Followed, now: float) -> bool:
         """Return whether an ask's window is over: the expiry is written before any further query."""
         # After a failure the ask is queried all the same; the expiry is written once a query has an answer.
@@ -335,23 +323,48 @@ class Policy:
         return ask.record.state is State.REVERSING and now < ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is looked at next; None where no query is left for a wait."""
+        """Return when the ask is looked at next; None: no more. Where no query is left for a wait, it is exhausted."""
+        record, expires, is_first = ask.record, ask.expires, ask.queried_at == NEVER
+        if record.state.decided:
+            return max(ask.queried_at + self.least_gap * backoff(ask), now)
+        if ask.elsewhere:
+            return self._end_elsewhere(ask, now)
+        if is_first and record.notified_at is not None and record.state is PENDING and not ask.exhausted:
+            # A notification came before the answer to our POST.
+            ask.notified_queries, ask.exhausted = 0, not self.can_query
+            return AT_ONCE if self.can_query else expires
         if not self.can_query:
             # At the expiry, and once later for a late notification.
-            end = ask.expires if ask.exhausted else ask.expires + LATE_NOTIFICATION * self.scale
-            return ask.expires if now < ask.expires else end if now < end else None
+            end = expires if ask.exhausted else expires + LATE_NOTIFICATION * self.scale
+            if now < end:
+                return expires if now < expires else end
+        elif (when := self._next_query_due(ask, now, is_first=is_first)) is not None:
+            return when
+        ask.exhausted = True
+        return self._background_look(ask, now)
+
+    def _next_query_due(self, ask: Followed, now: float, *, is_first: bool) -> float | None:
+        """Return when the ask is queried next; None where no query is left for a wait."""
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
                 return now + NOTIFIED_DELAYS[count] * self.scale
             ask.notified_queries = None  # the series is over
+        # The id alone decides the place of the first query here, so that a restart keeps it.
+        spread = phase(ask.record.client_transaction_id) if is_first else 0.0
         if now < ask.expires:
-            gap = self._gap(ask.record.kind, ask.age(now), 1.0, self.notified_share) * backoff(ask)
+            age = ask.age(now)
+            if not is_first:
+                gap = max(self._gap(ask, age, 1.0) * backoff(ask), self.least_gap)
+            elif age < self.least_gap:  # permitted a moment ago
+                gap = self._gap(ask, 0.0, first_part(spread)) - age
+            else:
+                gap = self._gap(ask, age, spread)
             # Not beyond the expiry, which is written as it comes.
-            return min(now + max(gap, self.least_gap), ask.expires)
+            return min(now + gap, ask.expires)
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
             # After a failure of the ledger or the service the ask is not queried again at once.
-            soonest = now + self.least_gap if ask.failures else now
+            soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))
         return self._proof(ask, now) if may_be_absent(ask.record) else None
 
@@ -366,7 +379,7 @@ class Policy:
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None
 
-    def background_look(self, ask: Followed, now: float) -> float | None:
+    def _background_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
@@ -402,16 +415,16 @@ class Policy:
             )
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
-    def end_elsewhere(self, ask: Followed, now: float, lease: float) -> float:
+    def _end_elsewhere(self, ask: Followed, now: float) -> float:
         """Return when another process has surely made its last queries of an ask, though it claimed the ask late."""
         end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:
             end = max(end, now - ask.age(now) + LONGEST_PROOF * self.absent_after)
-        return max(end, now) + lease
+        return max(end, now) + LEASE
 
-    def _gap(self, kind: str, age: float, part: float, share: float) -> float:
-        slowness = 1 if kind == "sale" else FORM_SLOWNESS
-        gap = slowness * float(self._schedule.gap(age / slowness, part=part, heard=share))
+    def _gap(self, ask: Followed, age: float, part: float) -> float:
+        slowness = 1 if ask.record.kind == "sale" else FORM_SLOWNESS
+        gap = slowness * float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
         return gap if gap >= 0.0 else self.least_gap  # NaN too
 
     # --- Which request next

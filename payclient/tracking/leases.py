@@ -16,6 +16,7 @@ from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
+from payclient.tracking.followup import LEASE
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import recheck_unpaid, take_over
@@ -23,8 +24,7 @@ from payclient.tracking.recovery import recheck_unpaid, take_over
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-#: Seconds for which this process holds what it follows, and seconds after which it renews that.
-LEASE = 30.0
+#: Seconds after which this process renews its leases.
 RENEW = 10.0
 
 #: Seconds beyond the total time-out after which nobody can be sending any more.

@@ -38,7 +38,6 @@ from payclient.tracking.followup import (
     Policy,
     Scheduled,
     StatusSource,
-    backoff,
     is_presumed,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
@@ -234,11 +233,11 @@ class Poller:
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.elsewhere:
-            self.asks.follow_beside(ask, now)
+            self.asks.follow_beside(ask)
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
         elif not policy.can_query:
-            self.asks.plan_next(ask, now)
+            self.asks.plan(ask)
             if policy.is_over(ask, now):
                 self._to_expire.append(ask)
         else:
@@ -338,7 +337,9 @@ class Poller:
             log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)
             ask.failures += 1
         finally:
-            self._ended(ask)
+            ask.task = None
+            if not self.asks.closed and self.asks.has(ask):
+                self.asks.plan(ask)
         return report
 
     async def _exhaust(self, ask: Followed) -> None:
@@ -346,19 +347,6 @@ class Poller:
         await self.asks.apply(
             ask, Exhausted(at=self.clock.time(), unqueried=not self.policy.can_query or None)
         )
-
-    def _ended(self, ask: Followed) -> None:
-        """Plan the next look at an ask whose query or expiry has ended."""
-        ask.task = None
-        if self.asks.closed or not self.asks.has(ask):
-            return
-        now = self.clock.monotonic()
-        if ask.record.state.decided:
-            self.asks.due.put(ask, max(ask.queried_at + self.policy.least_gap * backoff(ask), now))
-        elif ask.elsewhere:
-            self.asks.leave_to_others(ask)
-        else:
-            self.asks.plan_next(ask, now)
 
     # --- What others call
 

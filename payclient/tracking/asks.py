@@ -207,7 +207,7 @@ class OpenAsks:
     def follow_beside(self, ask: Followed) -> None:
         """Query an ask that another process holds, if somebody waits here: that process should have ended by now."""
         if ask.waiters and self.leases is not None:
-            self.leases.follow_beside(ask.record.client_transaction_id)
+            self.leases.beside.add(ask.record.client_transaction_id)
             ask.elsewhere = False
             self.plan(ask)
 

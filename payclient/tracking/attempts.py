@@ -314,7 +314,7 @@ class Attempts:
             attempt.record = None
             raise denied
         if self._asks.leases is not None:
-            self._asks.leases.add(attempt.request.client_transaction_id)
+            self._asks.leases.ours.add(attempt.request.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
 from typing import TYPE_CHECKING
 
 from payclient.clock import Clock, cancel_all, start
@@ -115,13 +116,13 @@ class Leases:
 
     def __init__(self, poller: Poller, ledger: Shared) -> None:
         self._poller = poller
+        self._asks = poller.asks
         self._ledger = ledger
         self._sending_after = poller.policy.total_timeout + SENDING_GRACE
-        #: The client transaction ids that this process follows; those added since `_compare` began to read.
-        self._ours: set[str] = set()
-        self._just_added: set[str] = set()
-        #: Ids that another process should have followed to the end, and that somebody here still waits for.
-        self._beside: set[str] = set()
+        #: The client transaction ids that this process follows, by its lease; and those that it follows beside the
+        #: process that has the lease, which should have ended its follow-up by now.
+        self.ours: set[str] = set()
+        self.beside: set[str] = set()
         #: Ids that were claimed and are not followed yet, because the ledger failed in between.
         self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
@@ -135,22 +136,13 @@ class Leases:
         self._unwatch: Callable[[], None] | None = None
 
     def is_here(self, client_transaction_id: str) -> bool:
-        """Return whether this process follows the ask, by its lease or beside it."""
-        return client_transaction_id in self._ours or client_transaction_id in self._beside
-
-    def add(self, client_transaction_id: str) -> None:
-        """Hold the lease of an ask that was permitted to this process, or claimed by it."""
-        self._ours.add(client_transaction_id)
-        self._just_added.add(client_transaction_id)
-
-    def follow_beside(self, client_transaction_id: str) -> None:
-        """Follow an ask beside the process that has its lease, which should have ended its follow-up by now."""
-        self._beside.add(client_transaction_id)
+        """Return whether this process follows the ask."""
+        return client_transaction_id in self.ours or client_transaction_id in self.beside
 
     def drop(self, client_transaction_id: str) -> None:
         """Drop the lease of a decided ask."""
-        self._ours.discard(client_transaction_id)
-        self._beside.discard(client_transaction_id)
+        self.ours.discard(client_transaction_id)
+        self.beside.discard(client_transaction_id)
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
         """Hold the lease without renewal for so many seconds, in which nothing is due without a notification."""
@@ -169,50 +161,46 @@ class Leases:
 
     async def _run_rounds(self) -> None:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
-        rounds = 0
-        while True:
+        for rounds in count(1):
             await asyncio.sleep(RENEW)
             try:
-                rounds += 1
                 deferred, self._deferred = self._deferred, {}
                 if deferred:
                     await self._ledger.defer(deferred)
-                was_lost = await self._ledger.renew(LEASE) != len(self._ours)
+                was_lost = await self._ledger.renew(LEASE) != len(self.ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
                 self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
                 await self._claim()
             except LedgerError as error:
-                self._poller.asks.late.failed(error)
+                self._asks.late.failed(error)
             except Exception as error:  # our own error must not end it
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
     def claim_soon(self) -> None:
         """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
-        if self._claiming is None and not self._poller.asks.closed:
-            self._claiming = start(self._claim_now(), self._tasks)
 
-    async def _claim_now(self) -> None:
-        try:
-            await self._claim()
-        except LedgerError as error:
-            self._poller.asks.late.failed(error)
-        finally:
-            self._claiming = None
+        async def claim() -> None:
+            try:
+                await self._claim()
+            except LedgerError as error:
+                self._asks.late.failed(error)
+
+        if (self._claiming is None or self._claiming.done()) and not self._asks.closed:
+            self._claiming = start(claim(), self._tasks)
 
     async def _claim(self) -> None:
         """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
 
         Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
         """
-        while True:
+        is_more = True
+        while is_more:
             records = await self._ledger.claim_due(PAGE, LEASE)
-            for record in records:
-                self.add(record.client_transaction_id)
-                self._must_look = True
+            is_more = len(records) == PAGE
+            self.ours.update(record.client_transaction_id for record in records)
+            self._must_look = self._must_look or bool(records)
             await self._take_over(records)
-            if len(records) < PAGE:
-                break
         if self._untaken:
             newest = await self._ledger.get_many(list(self._untaken))
             self._untaken.difference_update(newest)
@@ -233,36 +221,36 @@ class Leases:
 
     async def _compare(self) -> None:
         """Leave the asks whose lease another process has taken, and follow those held here that nobody follows."""
-        self._just_added.clear()  # filled by `add` while the ledger is read
+        before = set(self.ours)
         held = await self._ledger.held()
-        self._ours = held | self._just_added
-        for ask in self._poller.asks.all():
-            if not ask.elsewhere and not self.is_here(ask.record.client_transaction_id):
-                self._poller.asks.leave_to_others(ask)
-        find = self._poller.asks.find
+        self.ours = held | (self.ours - before)  # those that came while the ledger was read
+        for ask in self._asks.all():
+            if not ask.elsewhere and self._asks.is_elsewhere(ask.record):
+                self._asks.leave_to_others(ask)
+        find, sent_before = self._asks.find, self._poller.clock.time() - self._sending_after
         unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
         for begin in range(0, len(unfollowed), PAGE):
             records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
-            await self._take_over([each for each in records.values() if self._must_follow(each)])
-
-    def _must_follow(self, record: Record) -> bool:
-        if record.state is State.SENDING:
-            # Our own permit: its answer could not be written, or it is being sent right now.
-            return self._poller.clock.time() - record.created_at > self._sending_after
-        return record.kind == "sale" and not record.state.decided
+            # One that is SENDING by our own permit: its answer could not be written, or it is being sent right now.
+            await self._take_over(
+                [
+                    each
+                    for each in records.values()
+                    if (each.created_at < sent_before if each.state is State.SENDING else each.kind == "sale")
+                    and not each.state.decided
+                ]
+            )
 
     # --- What others wrote
 
     def _note_change(self, client_transaction_id: str | None) -> None:
         """Read an ask again that another process wrote; with None all that somebody waits for: any may have changed."""
-        self._poller.asks.touch()
+        self._asks.touch()
         if client_transaction_id is None:
-            self._changed.update(
-                ask.record.client_transaction_id for ask in self._poller.asks.all() if ask.waiters
-            )
-        elif self._poller.asks.find(client_transaction_id) is not None:
+            self._changed.update(ask.record.client_transaction_id for ask in self._asks.all() if ask.waiters)
+        elif self._asks.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
-        if self._changed and self._reading is None and not self._poller.asks.closed:
+        if self._changed and self._reading is None and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
 
     async def _read(self) -> None:
@@ -276,18 +264,18 @@ class Leases:
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
-            self._poller.asks.late.failed(error)
+            self._asks.late.failed(error)
         finally:
             self._reading = None
 
     def _learn(self, record: Record) -> None:
         """Take a record that another process wrote; query its ask if a notification or a transaction id is new."""
-        ask = self._poller.asks.find(record.client_transaction_id)
+        ask = self._asks.find(record.client_transaction_id)
         if ask is None:
             return
         before = ask.record
         news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
-        if self._poller.asks.learn(ask, record) and not record.state.decided and news:
+        if self._asks.learn(ask, record) and not record.state.decided and news:
             self._poller.notified(record)
 
     async def aclose(self) -> None:

@@ -285,15 +285,13 @@ class Poller:
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
         started = self._starting.pop(item, None)
+        work: Coroutine[None, None, Any] | None = None
         if isinstance(item, ReturnedForm):
             work = None if item.task else self.confirmer.request(item, now)
-        elif isinstance(item, Followed):
-            # A query that a caller waits for is made whoever follows the ask.
-            is_due = not item.task and self.asks.has(item) and (started or not item.elsewhere)
-            work = self._follow_up(item, queries=True) if is_due else None
-        else:
+        elif not isinstance(item, Followed):
             self.rate.note_request(now)  # its caller makes it
-            work = None
+        elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
+            work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
             self.rate.note_request(now)
             self._run(item, work, self._requests)

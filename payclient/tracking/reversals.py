@@ -137,7 +137,7 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
         await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=until))
         raise
     if asks.leases is not None:
-        asks.leases.add(identifier)
+        asks.leases.ours.add(identifier)
     asks.touch()
     try:
         if max(clock.time() - wall, clock.monotonic() - steady) > total:

@@ -110,8 +110,11 @@ def find_mismatch(
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
     expected = record.transaction_id if record.transaction_id is not None else candidate_id
-    if expected is not None and (others := _ids_instead_of(expected, report)):
-        return others
+    if expected is not None and expected not in (report.transaction_id, *report.others):
+        if report.transaction_id is not None:
+            return f"transaction id {report.transaction_id}"
+        if report.others:
+            return f"transaction ids {', '.join(map(str, report.others))}"
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
     if must_name_ours and record.transaction_id is None and report.client_transaction_id is None:
@@ -121,15 +124,6 @@ def find_mismatch(
     if _differs(report.currency, record.currency):
         return "another currency"
     return None
-
-
-def _ids_instead_of(expected: int, report: StatusReport) -> str | None:
-    """Return the ids that a report names without the expected one; None where it names that one, or none at all."""
-    if expected == report.transaction_id or expected in report.others:
-        return None
-    if report.transaction_id is not None:
-        return f"transaction id {report.transaction_id}"
-    return f"transaction ids {', '.join(map(str, report.others))}" if report.others else None
 
 
 def _differs(said: object, ours: object) -> bool:
@@ -225,7 +219,10 @@ class AnswerReader:
             reading.warning = UNDER_ANOTHER
             return reading
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            return self._drop_candidate(candidate_id)
+            ask.about(candidate_id).is_another = True
+            what = f"transaction {candidate_id} is another's"
+            event = Conflicted(at=self.at, what=what, candidate_id=candidate_id)
+            return Reading([] if record.state.decided else [event])
         ask.missing_since = ask.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
@@ -261,11 +258,9 @@ class AnswerReader:
 
         A cancelled transaction may have a paid one beside it, and a number alone may be another account's too.
         """
-        record = self.ask.record
-        by_id = (
-            self.policy.by_transaction_id and (record.transaction_id or self.query.candidate_id) is not None
-        )
-        if not by_id or not self.policy.proves_absence:
+        record, policy = self.ask.record, self.policy
+        transaction_id = record.transaction_id or self.query.candidate_id
+        if transaction_id is None or not (policy.by_transaction_id and policy.proves_absence):
             return False
         if report.state == "Aceptado":
             return report.client_transaction_id is None and not self._can_see()
@@ -316,14 +311,6 @@ class AnswerReader:
         self.ask.conflict = mismatch
         return Reading([Conflicted(at=self.at, what=mismatch)], conflict=mismatch)
 
-    def _drop_candidate(self, candidate_id: int) -> Reading:
-        """Note that a transaction id is another's, and return the event; a decided ask needs no event."""
-        self.ask.about(candidate_id).is_another = True
-        if self.ask.record.state.decided:
-            return Reading()
-        what = f"transaction {candidate_id} is another's"
-        return Reading([Conflicted(at=self.at, what=what, candidate_id=candidate_id)])
-
     def not_found(self) -> Reading:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
         ask, now, can_see = self.ask, self.now, self._can_see()
@@ -353,9 +340,8 @@ class AnswerReader:
         if not policy.proves_absence or now < ask.begun + policy.absent_after:
             return Reading()
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
-            return Reading(
-                warning='"not found" proves nothing where a transaction was named that cannot be queried'
-            )
+            words = '"not found" proves nothing where a transaction was named that cannot be queried'
+            return Reading(warning=words)
         if ask.absent_at is None:
             ask.absent_at = now
         elif now - ask.absent_at >= BETWEEN_PROOFS * policy.absent_after:

@@ -129,14 +129,13 @@ class Poller:
             return
         if not self.policy.can_query:
             self.asks.wake(ask, exhausted=True)
-            if ask.slot is None:
-                self.asks.due.put(ask, ask.expires)
+            self.asks.plan(ask)
         elif not ask.elsewhere:
             if not again:
                 ask.notified_queries = 0
             elif ask.notified_queries is None:
                 ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
-            self._look_soon(ask)
+            self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
         """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
@@ -154,28 +153,23 @@ class Poller:
                 self.asks.due.put(ask, ask.recheck_at)
         elif not ask.line:
             ask.recheck_soon = True
-            self._look_soon(ask)
-
-    def _look_soon(self, ask: Followed) -> None:
-        """Look at the ask now, or a second after its last query."""
-        now, when = self.clock.monotonic(), ask.queried_at + self.policy.least_gap
-        if now < when or ask.task is not None:
-            self.asks.due.put(ask, max(when, now))
-        else:
-            self._look_at_ask(ask, now)
-            self._start_ready()
+            self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def plan_form(self, form: ReturnedForm) -> None:
         """Make the next request of a form when it is due; now if it is."""
-        if self.asks.closed or form.task is not None or form.line:
-            return
+        if not self.asks.closed and form.task is None and not form.line:
+            due = form.due(self.clock.monotonic())
+            if due is not None:
+                self._look_from(form, due)
+
+    def _look_from(self, item: Scheduled, when: float) -> None:
+        """Look at an item as soon as that time has come."""
         now = self.clock.monotonic()
-        due = form.due(now)
-        if due is not None and due <= now:
-            self._look_at(form, now)
+        if now < when or item.task is not None:
+            self.asks.due.put(item, max(when, now))
+        else:
+            self._look_at(item, now)
             self._start_ready()
-        elif due is not None:
-            self.asks.due.put(form, due)
 
     # --- The loop
 

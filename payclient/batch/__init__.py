@@ -42,12 +42,4 @@ def charge_all(
     A 401 that a fresh token does not cure, or five unknown outcomes in a row, stop the sending: `results.stopped`
     says why. Leaving the block sends nothing more and lets what is in flight be recorded.
     """
-    return Charges(
-        tracker,
-        requests,
-        max_in_flight=max_in_flight,
-        max_pending=max_pending,
-        rate=rate,
-        wait=wait,
-        retry=retry,
-    )
+    return Charges(tracker, requests, max_in_flight, max_pending, rate, wait, retry)

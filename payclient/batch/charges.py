@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import aclosing
 from typing import Self
 
-from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
+from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, rows_of
 from payclient.batch.retries import SEND_BACKOFF, RetryPolicy, sends_per_second
 from payclient.clock import Timer, sleep, start
 from payclient.errors import LedgerError, NotSentError, StillPendingError, UsageError
 from payclient.lifecycle import State
 from payclient.logs import Log
-from payclient.models import SaleRequest
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.rate_limit import RateLimit
@@ -42,8 +41,7 @@ class Charges(AsyncIterator[ChargeResult]):
     def __init__(
         self,
         tracker: Tracker,
-        requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow],
-        *,
+        requests: Requests,
         max_in_flight: int,
         max_pending: int,
         rate: float | None,
@@ -68,15 +66,12 @@ class Charges(AsyncIterator[ChargeResult]):
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         per_second = sends_per_second(tracker.profile, rate, wait)
         self._rate = RateLimit(None if per_second is None else 60.0 * per_second, SEND_BACKOFF)
+        session = tracker.attempts.session
         self._retries = RetryPolicy(
-            self._clock,
-            self._rate,
-            scale=self._scale,
-            renews_token=tracker.attempts.session.renews_token,
-            stop=self.stop,
+            self._clock, self._rate, self._scale, session.renews_token, stop=self.stop
         )
         #: Seconds for which the lane of an unknown sale is busy beyond its expiry, which has the total time-out in it.
-        self._late = max(UNKNOWN_GRACE * self._scale - tracker.attempts.session.timeouts.total, 0.0)
+        self._late = max(UNKNOWN_GRACE * self._scale - session.timeouts.total, 0.0)
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
@@ -168,14 +163,19 @@ class Charges(AsyncIterator[ChargeResult]):
                 async for row in rows:
                     await self._room.acquire()
                     self._open_rows += 1
-                    self._add_row(row)
+                    key = self._attempts.lane(row.request)
+                    lane = self._lanes.setdefault(key, Lane(key))
+                    lane.rows.append(row)
+                    if not lane.is_busy:
+                        self._queue_lane(lane)
+                    elif lane.place:
+                        self._turns.add(lane, sends=lane.sends)  # the longer lane gets a better place
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             # A bare `CancelledError` would end a consumer in a task group as though nothing had failed.
-            self._fail(
-                UsageError("what the requests waited for was cancelled: the rest of them was not read")
-            )
+            words = "what the requests waited for was cancelled: the rest of them was not read"
+            self._fail(UsageError(words))
         except Exception as error:
             self._fail(error)
         self._fed = True
@@ -188,16 +188,6 @@ class Charges(AsyncIterator[ChargeResult]):
     def _end_if_done(self) -> None:
         if self._fed and self._open_rows == 0:
             self._start(self._results.put(None))
-
-    def _add_row(self, row: LaneRow) -> None:
-        """Add a row to the lane of its customer, and queue the lane if it is idle."""
-        key = self._attempts.lane(row.request)
-        lane = self._lanes.setdefault(key, Lane(key))
-        lane.rows.append(row)
-        if not lane.is_busy:
-            self._queue_lane(lane)
-        elif lane.place:
-            self._turns.add(lane, sends=lane.sends)  # the longer lane gets a better place
 
     def _free(self, lane: Lane) -> None:
         """Queue a lane for its next row, now that its customer is free."""

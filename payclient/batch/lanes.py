@@ -125,30 +125,29 @@ class Lane:
 # --- Where they come from
 
 
-async def rows_of(
-    attempts: Attempts, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
-) -> AsyncGenerator[LaneRow, None]:
+Requests = Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
+
+
+async def rows_of(attempts: Attempts, requests: Requests) -> AsyncGenerator[LaneRow, None]:
     """Yield every row in the order of the requests. A request that had to be awaited is looked up alone."""
+    async for chunk in _chunks(requests):
+        rows = [
+            (each.request, each.purchase) if isinstance(each, ChargeRow) else (each, None) for each in chunk
+        ]
+        known = await attempts.find([request.client_transaction_id for request, _ in rows])
+        for request, purchase in rows:
+            yield LaneRow(request, purchase, known.get(request.client_transaction_id))
+
+
+async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | ChargeRow], None]:
     if isinstance(requests, AsyncIterable):
         async for request in requests:
-            for row in await _look_up(attempts, [request]):
-                yield row
+            yield [request]
         return
     iterator = iter(requests)
     while chunk := list(itertools.islice(iterator, CHUNK)):
-        for row in await _look_up(attempts, chunk):
-            yield row
+        yield chunk
         await asyncio.sleep(0)
-
-
-async def _look_up(attempts: Attempts, requests: list[SaleRequest | ChargeRow]) -> list[LaneRow]:
-    rows = [
-        (each.request, each.purchase) if isinstance(each, ChargeRow) else (each, None) for each in requests
-    ]
-    known = await attempts.find([request.client_transaction_id for request, _ in rows])
-    return [
-        LaneRow(request, purchase, known.get(request.client_transaction_id)) for request, purchase in rows
-    ]
 
 
 # --- Whose turn it is

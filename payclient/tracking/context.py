@@ -77,13 +77,7 @@ async def open_tracker(
         book = await open_ledger(ledger, create=create)
         opened.push_async_callback(book.aclose)
         tracker = Tracker(
-            session,
-            book,
-            status=status,
-            schedule=schedule,
-            clock=clock,
-            keep_links=keep_links,
-            drain=drain,
+            session, book, status=status, schedule=schedule, clock=clock, keep_links=keep_links, drain=drain
         )
         yield await opened.enter_async_context(tracker)
     finally:

@@ -12,16 +12,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from payclient.clock import (
-    Clock,
-    Timer,
-    cancel_all,
-    drain,
-    is_cancelled_alone,
-    outlive,
-    start,
-    within,
-)
+from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
 from payclient.errors import ConfigurationError, LedgerError, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared

@@ -119,7 +119,13 @@ class Tracker:
                 'lasts until a notification or the expiry; give profile="payphone", or a profile of your own'
             )
             log("warning", "status_query_missing", "", words)
-        await self._check_environment()
+        mine = service_fingerprint(self._session.base_url, self._ledger.digest_key)
+        if await self._ledger.environment(mine) != mine:  # the other's "not found" would prove what is not so
+            raise ConfigurationError(
+                "this ledger was used with another service than base_url names; nothing was sent. Give each "
+                "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
+                "by `payclient ledger moved`"
+            )
         self._poller.asks.open()
         try:
             self._poller.start_work(self._links.delete_dead())
@@ -337,16 +343,6 @@ class Tracker:
         """
         check_type("since", since, int)
         return feed(self._poller.asks, since)
-
-    async def _check_environment(self) -> None:
-        """Raise where the ledger was used with another service, whose "not found" would prove what is not so."""
-        mine = service_fingerprint(self._session.base_url, self._ledger.digest_key)
-        if await self._ledger.environment(mine) != mine:
-            raise ConfigurationError(
-                "this ledger was used with another service than base_url names; nothing was sent. Give each "
-                "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
-                "by `payclient ledger moved`"
-            )
 
 
 def _may_be_known(client_transaction_id: str) -> bool:

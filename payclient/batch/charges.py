@@ -281,26 +281,22 @@ class Charges(AsyncIterator[ChargeResult]):
             await self._queue_later(lane, sent)
             return
         lane.rows.pop(0)
+        has_result = True
         if isinstance(sent, PendingSale):
-            await self._await_customer(sent)
-        else:
+            self.pending += 1
             self._start_ready()
-            await self._emit(sent)
-        self._free(lane)
-
-    async def _await_customer(self, sent: PendingSale) -> None:
-        """Wait until the customer of a sale can be charged again, and put the sale's result once it is decided."""
-        self.pending += 1
-        self._start_ready()
-        try:
-            has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent)
-        finally:
-            self.pending -= 1
+            try:
+                has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent)
+            finally:
+                self.pending -= 1
+            if not has_result:
+                # Expired by our clock: the customer is free, and the last queries are still to come.
+                self._free(lane)
+                await _wait_for(sent)
+            sent = ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome)
+        await self._emit(sent)
         if has_result:
-            await self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
-        else:
-            # Expired by our clock: the customer is free, and the last queries are still to come.
-            self._start(self._finish(sent))
+            self._free(lane)
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""
@@ -346,11 +342,6 @@ class Charges(AsyncIterator[ChargeResult]):
                     continue
             return True
         return False
-
-    async def _finish(self, pending: PendingSale) -> None:
-        """Wait for the last queries of a sale and put its result."""
-        await _wait_for(pending)
-        await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
 
     async def _emit(self, result: ChargeResult) -> None:
         if not self._exited:

@@ -228,7 +228,8 @@ def charge(tmp_path: Path, capfd: Said) -> Charge:
         report = () if "--report" in options else ("--report", str(tmp_path / "report.csv"))
         capfd.readouterr()
         code = main(charge_arguments(service, file, *report, *options))
-        return Ran(code, *(" ".join(text.split()) for text in capfd.readouterr()), tmp_path)
+        out, err = (" ".join(text.split()) for text in capfd.readouterr())
+        return Ran(code, out, err, tmp_path)
 
     return run
 

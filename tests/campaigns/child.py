@@ -88,7 +88,7 @@ async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[p
 
 def hurry(port: int | None) -> None:
     """Shorten what a command has no option for."""
-    leases.LEASE, leases.RENEW, leases.SENDING_GRACE = LEASE, 0.3, 0.5
+    vars(leases).update(LEASE=LEASE, RENEW=0.3, SENDING_GRACE=0.5)
     poller.EXPIRIES_AT_ONCE = 1  # the others wait in line, as a crowd does
     postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
     for module in pkgutil.iter_modules(cli.__path__, "payclient.cli."):

@@ -151,7 +151,8 @@ class PostgresWriter(Writer):
         self._stopping = True
         self._work.set()
 
-    async def ended(self) -> None:
+    async def aclose(self) -> None:
+        self.stop()
         if asyncio.get_running_loop() is self.loop:
             await asyncio.wait([self.task], timeout=CLOSING)
             self.task.cancel()

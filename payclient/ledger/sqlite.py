@@ -146,10 +146,12 @@ class SqliteWriter(Writer):
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread once everything queued is carried out."""
         self._hand_over()
         self._inbox.put([])
 
-    async def ended(self) -> None:
+    async def aclose(self) -> None:
+        self.stop()
         await asyncio.to_thread(self._thread.join)
 
     def abandon(self) -> None:

@@ -33,7 +33,7 @@ PAGE = 200
 
 
 class Writer:
-    """The queue before a database. `submit` and `stop` are called in the loop."""
+    """The queue before a database. `submit` is called in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -51,15 +51,11 @@ class Writer:
         return operation.future
 
     def _hand_over(self) -> None:
-        """Hand what is pending to the thread, or to the task."""
+        """Hand what is pending to the thread, or to a task."""
         raise NotImplementedError
 
-    def stop(self) -> None:
-        """End once everything queued is carried out."""
-        raise NotImplementedError
-
-    async def ended(self) -> None:
-        """Wait until the writer has ended. May be awaited in any event loop."""
+    async def aclose(self) -> None:
+        """Carry out everything that is queued, and end. May be awaited in any event loop."""
         raise NotImplementedError
 
     def abandon(self) -> None:
@@ -162,8 +158,7 @@ class StoredLedger(Ledger):
             return  # after a fork the writer is the parent's
         self._closed = True
         self._finalizer.detach()
-        self._writer.stop()
-        await self._writer.ended()
+        await self._writer.aclose()
 
     def __del__(self) -> None:
         # `_closed` is missing where `__init__` was not reached.

@@ -171,11 +171,8 @@ class LoopWriter(SqliteWriter):
         delay = self._process.world.random.choice((0.0, 0.001, 0.01))
         self._process.later(delay, self.loop.call_soon, resolve, operations)
 
-    def stop(self) -> None:
+    async def aclose(self) -> None:
         """There is no thread to stop."""
-
-    async def ended(self) -> None:
-        """Nor one to wait for."""
 
 
 class WorldLedger(SqliteLedger):

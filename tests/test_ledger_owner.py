@@ -371,21 +371,33 @@ REMOTE = [
 
 async def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other machines are refused before anything is made, by what the kernel says of their mounts."""
-    here, read_text = str(tmp_path).replace(" ", "\\040"), Path.read_text
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    here, read_text, url = (
+        str(folder).replace(" ", "\\040"),
+        Path.read_text,
+        f"sqlite:{folder / 'charges.db'}",
+    )
 
-    def lie_on(kind: str) -> str:
-        mounts = f"/dev/sda1 / ext4 rw 0 0\nserver:/x {here} {kind} rw 0 0\n"
+    def lie_on(*mounts: str) -> None:
+        text = "".join(f"server:/x {mount} rw 0 0\n" for mount in ("/ ext4", *mounts))
 
         def reading(self: Path, *args: Any, **options: Any) -> str:
-            return mounts if str(self) == "/proc/self/mounts" else read_text(self, *args, **options)
+            return f"{text}short\n" if str(self) == "/proc/self/mounts" else read_text(self, *args, **options)
 
         monkeypatch.setattr(Path, "read_text", reading)
-        return f"sqlite:{tmp_path / 'charges.db'}"
 
-    for kind in REMOTE:
+    for mounts in (*((f"{here} {kind}",) for kind in REMOTE), (f"{here} ext4", f"{here} nfs4")):
+        lie_on(*mounts)
         with pytest.raises(ConfigurationError, match="must lie on a local file system") as caught:
-            await open_ledger(lie_on(kind))
-        assert f"({kind})" in str(caught.value)
-        assert os.listdir(tmp_path) == []
-    for kind in ("ext4", "fuseblk", "fuse.fuse-overlayfs", "overlay", "btrfs", "zfs"):
-        await (await open_ledger(lie_on(kind))).aclose()
+            await open_ledger(url)
+        assert f"({mounts[-1].split()[1]})" in str(caught.value)
+        assert os.listdir(folder) == []
+    local = ("ext4", "fuseblk", "fuse.fuse-overlayfs", "overlay", "btrfs", "zfs")
+    for mounts in (
+        *((f"{here} {kind}",) for kind in local),
+        (f"{here} nfs4", f"{here} tmpfs"),  # the later of two mounts on one point hides the earlier
+        (f"{here} ext4", f"{tmp_path} nfs4", f"{here}/charges nfs4"),  # above it, and beside it
+    ):
+        lie_on(*mounts)
+        await (await open_ledger(url)).aclose()

@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
 from payclient.events import Created, Notified
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import STATEMENTS, mount_of
+from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh, opened
 from test_ledger_owner import in_loop, raw, run
@@ -118,38 +117,6 @@ async def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
     raw(path, "PRAGMA user_version")
     await filled(path)
     assert raw(path, "SELECT count(*) FROM attempts") == [(1,)]
-
-
-async def test_a_place_that_cannot_be_written(path: Path) -> None:
-    """Trouble of the disk's is `LedgerUnavailableError`."""
-
-    def refusing(path: str) -> sqlite3.Connection:
-        raise sqlite3.OperationalError("unable to open database file")
-
-    await error_of(LedgerUnavailableError, SqliteLedger.open(str(path), connect=refusing))
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/shop/x.db", "ext4"), ("/mnt/nas/x.db", "nfs4"), ("/mnt/nas/local/x.db", "xfs"),
-        ("/mnt/nasty/x.db", "ext4"), ("/mnt/two words/x.db", "cifs"), ("/over/x.db", "tmpfs"),
-    ],
-)  # fmt: skip
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    """The longest mount point that holds it, the latest of equals, blanks unescaped."""
-    mounts = textwrap.dedent(
-        """\
-        /dev/vda / ext4 rw 0 0
-        nas:/export /mnt/nas nfs4 rw 0 0
-        /dev/vdb /mnt/nas/local xfs rw 0 0
-        //srv/share /mnt/two\\040words cifs rw 0 0
-        nas:/over /over nfs rw 0 0
-        tmpfs /over tmpfs rw 0 0
-        short
-        """
-    )
-    assert mount_of(path, mounts)[1] == kind
 
 
 async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,35 +292,23 @@ async def test_every_operation_can_fail(path: Path, done: bool) -> None:
     pytest.fail("it never ran without a fault")
 
 
-async def test_a_rollback_that_fails(path: Path) -> None:
-    """Nothing is read or written before it is made up for: nobody knows what the connection holds."""
-    connection, connect = failing_at()
-    ledger = await SqliteLedger.open(str(path), connect=connect)
-    await ledger.permit(fresh("a"))
-    # BEGIN, SAVEPOINT, INSERT, RELEASE, COMMIT, and ROLLBACK before the reads.
-    start = connection.number
-    connection.failing = frozenset({start + 5, start + 6})
-    permit, found = await asyncio.gather(ledger.permit(fresh("b")), ledger.get("b"), return_exceptions=True)
-    assert isinstance(permit, LedgerUnavailableError)
-    assert isinstance(found, LedgerUnavailableError)
-    assert await ledger.permit(fresh("b")) is True  # at once, and nothing of the first one was committed
-    assert await ledger.get("b") == fresh("b")
-    await ledger.aclose()
-
-
-async def test_reads_that_fail(path: Path) -> None:
-    """They fail alone; one that is queued with a permit whose commit fails is answered all the same."""
+async def test_what_fails_beside_a_batch(path: Path) -> None:
+    """A read fails alone, and is answered beside a commit that fails; nothing is done before a rollback succeeds."""
     connection, connect = failing_at()
     ledger = await SqliteLedger.open(str(path), connect=connect)
     connection.failing = frozenset({connection.number + 1})
-    await error_of(LedgerUnavailableError, ledger.history("order-1"), match="could not be read")
-    assert await ledger.history("order-1") == []
-    connection.failing = frozenset({connection.number + 5})  # BEGIN, SAVEPOINT, INSERT, RELEASE, COMMIT
-    permit, found = await asyncio.gather(
-        ledger.permit(fresh()), ledger.get("order-1"), return_exceptions=True
-    )
-    assert isinstance(permit, LedgerUnavailableError)
-    assert found is None
+    await error_of(LedgerUnavailableError, ledger.history("a"), match="could not be read")
+    assert await ledger.history("a") == []
+    # BEGIN, SAVEPOINT, INSERT, RELEASE, COMMIT, and ROLLBACK before the reads.
+    for steps in ((5,), (5, 6)):
+        connection.failing = frozenset(connection.number + step for step in steps)
+        permit, found = await asyncio.gather(
+            ledger.permit(fresh("a")), ledger.get("a"), return_exceptions=True
+        )
+        assert isinstance(permit, LedgerUnavailableError)
+        assert found is None if len(steps) == 1 else isinstance(found, LedgerUnavailableError)
+    assert await ledger.permit(fresh("a")) is True  # at once, and nothing of the others was committed
+    assert await ledger.get("a") == fresh("a")
     await ledger.aclose()
 
 

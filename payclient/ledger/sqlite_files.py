@@ -76,7 +76,7 @@ _REMOTE = frozenset(
 _LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.gocryptfs"})
 
 
-def mount_of(path: str, mounts: str) -> tuple[str, str]:
+def _mount_of(path: str, mounts: str) -> tuple[str, str]:
     """Return the mount point of a real path and the type of its file system, by the text of `/proc/self/mounts`."""
     best, kind = "", ""
     for fields in (line.split(" ") for line in mounts.splitlines()):
@@ -94,7 +94,7 @@ def _check_place(path: str) -> None:
     point, kind = "", ""
     with suppress(OSError):  # no such file: not Linux
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        point, kind = mount_of(path, mounts)
+        point, kind = _mount_of(path, mounts)
     refuse_if(
         (
             sqlite3.sqlite_version_info < (3, 37),

@@ -342,9 +342,9 @@ class Listener:
                             await lost.wait()
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
-            except Exception:  # after any failure the next connection wakes them, or the next failure
-                await asyncio.sleep(self._poll)
+            except Exception:  # whatever it is: go on by another connection
                 self._wake(None)
+                await asyncio.sleep(self._poll)
             finally:
                 drop(connection)
 

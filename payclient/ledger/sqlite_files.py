@@ -48,7 +48,7 @@ _NEEDS_SHARED_MEMORY = frozenset({"SQLITE_CANTOPEN", "SQLITE_READONLY_CANTINIT",
 
 #: In this order, each with what must be read back.
 _SETTINGS: tuple[tuple[str, str, object], ...] = (
-    # So that readers work beside the owner. One owner is the business of `OwnerLock`.
+    # So that readers work beside the owner. One owner is the business of `_own`.
     ("locking_mode", "NORMAL", "normal"),
     ("journal_mode", "WAL", "wal"),
     ("synchronous", "FULL", 2),
@@ -127,7 +127,7 @@ def _check_file(path: str) -> None:
     )
 
 
-def _identity_of(file: str | int) -> tuple[int, int]:
+def _identity_of(file: str) -> tuple[int, int]:
     """Return the device and the inode of a file."""
     status = os.stat(file)
     return status.st_dev, status.st_ino
@@ -138,76 +138,67 @@ def _identity_of(file: str | int) -> tuple[int, int]:
 #: What `flock` raises where a file system has no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
-_held: set[OwnerLock] = set()
+#: The lock files that this process has open.
+_held: set[int] = set()
 #: No fork comes between the opening of a lock file and its entry in `_held`.
 _guard = threading.Lock()
 
 
-class OwnerLock:
-    """The lock on `path`, held from here to `release`. The file is never removed: another process may be opening it.
+def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
+    """Hold the lock on `path` until `undo` is closed; return the device and the inode of its file.
 
-    Raises `LedgerInUseError` where another open file holds the lock, `ConfigurationError` where there are no locks, and
-    `OSError`.
+    The file is never removed: another process may be opening it. `owner` is the user to whom a lock file belongs that
+    root makes. Raises `LedgerInUseError` where another open file holds the lock, `ConfigurationError` where there are
+    no locks, and `OSError`.
     """
+    with _guard:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _held.add(file)
+    undo.callback(_release, file)
+    status = os.fstat(file)
+    words = f"the ledger's lock must be a regular file, and {path} is not one"
+    refuse_if((not stat.S_ISREG(status.st_mode), words))
+    if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
+        os.fchown(file, owner, -1)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(file) from None
+    except OSError as error:
+        words = "the ledger must lie on a file system that has locks (flock)"
+        refuse_if((error.errno in _UNSUPPORTED, words))
+        raise
+    # Read by a process that finds the lock taken; the lock itself is `flock` alone.
+    with suppress(OSError):
+        os.ftruncate(file, 0)
+        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+    return status.st_dev, status.st_ino
 
-    def __init__(self, path: str, owner: int | None) -> None:
-        """`owner` is the user to whom a lock file belongs that root makes."""
-        with _guard:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                status = os.fstat(self._file)
-                words = f"the ledger's lock must be a regular file, and {path} is not one"
-                refuse_if((not stat.S_ISREG(status.st_mode), words))
-                if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
-                    os.fchown(self._file, owner, -1)
-                self._lock()
-            except BaseException:
-                os.close(self._file)
-                raise
-            _held.add(self)
-        #: Device and inode of the locked file, wherever its name is by now.
-        self.identity = _identity_of(self._file)
 
-    def _lock(self) -> None:
-        """Take the lock, and write our process id into its file."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._in_use() from None
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            words = "the ledger must lie on a file system that has locks (flock)"
-            raise ConfigurationError(words) from None
-        # Read by a process that finds the lock taken; the lock itself is `flock` alone.
-        with suppress(OSError):
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+def _in_use(file: int) -> LedgerInUseError:
+    """Return the error that names the process whose id the lock file has."""
+    written = os.pread(file, 20, 0).strip()
+    owner = int(written) if written.isdigit() else None
+    known = {None: "another process", os.getpid(): "this process, which opened it before"}
+    who = known.get(owner, f"process {owner}")
+    fault = LedgerInUseError(
+        f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
+        'PostgreSQL ledger: ledger="postgresql://..."'
+    )
+    fault.owner = owner
+    return fault
 
-    def _in_use(self) -> LedgerInUseError:
-        """Return the error that names the process whose id the lock file has."""
-        written = os.pread(self._file, 20, 0).strip()
-        owner = int(written) if written.isdigit() else None
-        known = {None: "another process", os.getpid(): "this process, which opened it before"}
-        who = known.get(owner, f"process {owner}")
-        fault = LedgerInUseError(
-            f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
-            'PostgreSQL ledger: ledger="postgresql://..."'
-        )
-        fault.owner = owner
-        return fault
 
-    def release(self) -> None:
-        """Let another process own the ledger. Call it once, in the process that took the lock."""
-        with _guard:
-            _held.remove(self)
-            os.close(self._file)
+def _release(file: int) -> None:
+    with _guard:
+        _held.remove(file)
+        os.close(file)
 
 
 def _drop_in_child() -> None:
     """Close the copies that a child inherited: they would hold the lock after its parent's end."""
-    for lock in _held:
-        os.close(lock._file)
+    for file in _held:
+        os.close(file)
     _held.clear()
     _guard.release()  # the fork waited for it: see `register_at_fork`
 
@@ -247,7 +238,7 @@ class OpenFile:
             if all(_identity_of(path) == identity for path, identity in self.identities.items()):
                 return
         raise LedgerUnavailableError(
-            f"the ledger must stay at {next(iter(self.identities))} while it is open: the file, its -wal or its "
+            f"the ledger must stay at {min(self.identities)} while it is open: the file, its -wal or its "
             "-lock was renamed, removed or replaced; no permit is granted"
         )
 
@@ -268,8 +259,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
             owner = os.stat(path).st_uid
         elif not create:
             raise missing(path)
-        lock = OwnerLock(f"{path}-lock", owner)
-        undo.callback(lock.release)
+        identities = {f"{path}-lock": _own(f"{path}-lock", owner, undo)}
         with suppress(FileExistsError):
             # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -279,8 +269,7 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
         made = _set_up(connection, path, create)
         key = _digest_key(connection)
         (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
-        identities = {each: _identity_of(each) for each in (path, f"{path}-wal")}
-        identities[f"{path}-lock"] = lock.identity
+        identities |= {each: _identity_of(each) for each in (path, f"{path}-wal")}
         file = OpenFile(connection, key, undo.close, last, made, identities)
         file.check_in_place()
     except BaseException as error:

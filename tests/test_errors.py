@@ -10,16 +10,13 @@ import pytest
 
 from payclient import errors
 from payclient.errors import (
-    CustomerBusyError,
     ErrorDetail,
     InvalidRequestError,
-    LedgerError,
     NotCreatedError,
     OutcomeUnknownError,
     PayError,
     RateLimitedError,
     RefusedError,
-    UnauthorizedError,
     ValidationFailedError,
 )
 
@@ -95,16 +92,6 @@ def test_everything_survives_pickling_and_copying(kind: type[PayError], clone: A
         assert (str(twin), twin.args) == (str(error), error.args)
     assert filled(kind).client_transaction_id == "order-17"
     assert kind().client_transaction_id is None
-
-
-def test_may_i_send_again() -> None:
-    """No refusal is a transport error, no ledger error a refusal: each `except` has one meaning."""
-    assert not issubclass(RefusedError, errors.TransportError)
-    assert not issubclass(errors.NotSentError, OutcomeUnknownError)
-    assert not issubclass(OutcomeUnknownError, errors.NotSentError)
-    assert not issubclass(LedgerError, RefusedError)
-    assert issubclass(CustomerBusyError, NotCreatedError)
-    assert issubclass(UnauthorizedError, RefusedError)
 
 
 def test_the_user_sees_the_specific_messages() -> None:

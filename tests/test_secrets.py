@@ -40,7 +40,6 @@ import pytest
 
 import fake_service
 import payclient
-from fake_ledgers import FailingLedger
 from fake_service import FakeService, Scripted
 from fake_service import answer as json_answer
 from manual_clock import ManualClock
@@ -782,22 +781,6 @@ async def test_following(said: list[HttpResponse | LoudError], heard: Listener) 
 
 
 # --- Ledgers
-
-
-@pytest.mark.parametrize("case", [ANSWERS[0], ANSWERS[1]], ids=["created", "refused"])
-@pytest.mark.parametrize("how", ["permit", "apply"])
-async def test_a_ledger_that_fails(how: str, case: Answer) -> None:
-    """Before the first byte it raises, and behind it the answer is given all the same; neither shows anything."""
-    debug()
-    once = (read, write(answer(case.content, case.http_status)))
-    async with (
-        RawServer(once * TRIES) as server,
-        PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session,
-        tracking(session, FailingLedger(lambda name: name == how)) as tracker,
-    ):
-        for call in (tracker.sale(SALE), tracker.prepare(form_of("form-1"))):
-            outcome = await outcome_of(cast("Awaitable[object]", call))
-            check_outcome("sale", outcome, payclient.LedgerUnavailableError if how == "permit" else case.kind)
 
 
 def files_of(path: Path) -> bytes:

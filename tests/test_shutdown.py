@@ -36,19 +36,13 @@ from fake_service import (
 from manual_clock import ManualClock
 from payclient.profile import UndoProfile
 from required import module
-from shops.serving import ROOT, UVICORN, serving
+from shops.serving import UVICORN, blocks_of, serving
 from test_web_shops import HeldSimulator
 from virtual_loop import VirtualClock
 
 State = payclient.State
 
-BLOCKS = dict(
-    re.findall(
-        r"^```python\n# (\w+)\.py(.*?)^```$",
-        (ROOT / "payclient" / "guide" / "operations.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-)
+BLOCKS = blocks_of("operations")
 
 #: Seconds that a shop here gives its requests, and then the tracker where nothing is answered.
 GRACE, DRAIN = 1, 0.2
@@ -79,8 +73,7 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, state: State, t
         module("flask")
     identifier = "order-1" if threads else "order-1-1"
     for name in ("workers", "serve_aiohttp"):
-        text = BLOCKS[name].partition("\n")[2]
-        text = re.sub(r"(graceful_shutdown\": |shutdown_timeout=)5", rf"\g<1>{GRACE}", text)
+        text = re.sub(r"(graceful_shutdown\": |shutdown_timeout=)5", rf"\g<1>{GRACE}", BLOCKS[name])
         (tmp_path / f"{name}.py").write_text(text, "utf-8")
     ledger = f"sqlite:{tmp_path / 'charges.db'}"
     async with HeldSimulator(ManualClock()) as service, aiohttp.ClientSession() as session:

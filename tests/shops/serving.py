@@ -15,8 +15,8 @@ from pathlib import Path
 import attrs
 
 __all__ = [
-    "BLOCKS", "COMMANDS", "PRESET", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "gunicorn", "serving",
-    "write_modules",
+    "BLOCKS", "COMMANDS", "PRESET", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "blocks_of", "gunicorn",
+    "serving",     "write_modules",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
@@ -42,16 +42,16 @@ PRESET = (
     .replace("queries_per_minute = 30\n", "queries_per_minute = 60000\n")
 )
 
-#: The modules of the guides, by name.
-BLOCKS = {
-    name: text.partition("\n")[2]
-    for topic in ("shop", "web", "aiohttp", "django", "sync")
-    for name, text in re.findall(
-        r"^```python\n# (\w+)\.py(.*?)^```$",
-        (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-}
+
+def blocks_of(*topics: str) -> dict[str, str]:
+    """The modules of these guides, by name."""
+    guides = [(ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8") for topic in topics]
+    found = re.findall(r"^```python\n# (\w+)\.py.*?\n(.*?)^```$", "\n".join(guides), re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+#: The modules that are a shop together.
+BLOCKS = blocks_of("shop", "web", "aiohttp", "django", "sync")
 
 
 def write_modules(

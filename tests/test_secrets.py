@@ -508,23 +508,18 @@ async def test_proxies(refusal: bytes | None) -> None:
 
 #: A loop that is closed while a request through a proxy is on its way, with every warning and asyncio's debug mode.
 CLOSES_ITS_LOOP = """
-import asyncio, sys
-import payclient
-
-async def read(reader, writer):
-    print(await reader.readuntil(b"\\r\\n\\r\\n"))
-    waiting.set()
-    await asyncio.sleep(60)
+import asyncio, sys, payclient
 
 async def query():
-    server = await asyncio.start_server(read, "127.0.0.1", 0)
+    connected = loop.create_future()
+    server = await asyncio.start_server(lambda *streams: connected.set_result(streams), "127.0.0.1", 0)
     proxy = f"http://user:{sys.argv[1]}@127.0.0.1:{server.sockets[0].getsockname()[1]}"
     session = payclient.PaySession("http://127.0.0.1:9", "token", proxy=proxy, profile=payclient.PAYPHONE)
     querying = asyncio.ensure_future(session.status(transaction_id=5))
-    await waiting.wait()
-    return server, session, querying
+    reader, writer = await connected
+    print(await reader.readuntil(b"\\r\\n\\r\\n"))
+    return server, session, querying, writer
 
-waiting = asyncio.Event()
 loop = asyncio.new_event_loop()
 left = loop.run_until_complete(query())
 loop.close()

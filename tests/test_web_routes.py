@@ -1,10 +1,11 @@
-"""Receivers of notifications: the same 200 whatever came, however much of it, in each framework."""
+"""The routes of each framework: the same 200 for whatever is received, and what the waiting page needs."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import itertools
+import json
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
-from asgi import aiohttp_app, ask, asking_of, lifespan
+from asgi import FRAMEWORKS, aiohttp_app, ask, asking_of, lifespan
 from fake_service import FakeService, error_of, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import routes as web_routes
@@ -260,5 +261,44 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
     assert {vars(each)["client_transaction_id"] for each in caplog.records} == {"order-17"}
     assert "on_receipt raised ValueError at " in caplog.text
     assert "on_receipt raised CancelledError at " in caplog.text
-    assert "test_web_receiving.py:" in caplog.text
+    assert "test_web_routes.py:" in caplog.text
     assert "secret text" not in caplog.text
+
+
+# --- What the waiting page needs
+
+
+async def may_see(request: object, client_transaction_id: str) -> bool:
+    """Order 17 only; a shop looks at its session."""
+    await asyncio.sleep(0)
+    return client_transaction_id == "order-17"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_the_state_and_the_files(framework: Any) -> None:
+    """What may not be seen is what does not exist; other files are not served."""
+    routes = framework.order_routes("/shop/orders/", may_see=may_see)
+    async with tracking(FakeService()) as tracker, asking_of(framework, tracker, routes) as asking:
+        await tracker.sale(sale())
+        await tracker.sale(sale("order-18", phone="0984111333"))
+        paths = (
+            "order-17/status", "order-18/status", "assets/style.css", "assets/waiting.js",
+            "assets/other.js",
+        )  # fmt: skip
+        state, hidden, style, script, none = [await asking("GET", f"/shop/orders/{path}") for path in paths]
+    assert (state.status, json.loads(state.body)["waiting"]) == (200, True)
+    assert state.headers["content-type"].startswith("application/json")
+    assert (hidden.status, hidden.body) == (404, b"{}")
+    assert hidden.headers["content-type"] == state.headers["content-type"]
+    assert (style.status, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
+    assert (script.status, b"fetch(" in script.body) == (200, True)
+    assert none.status == 404
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_an_id_may_have_a_slash_in_it(framework: Any) -> None:
+    """A customer was shown "no connection" for as long as the push lasted."""
+    async with tracking(FakeService()) as tracker:
+        await tracker.sale(sale("2026/17"))
+        async with asking_of(framework, tracker, framework.order_routes()) as asking:
+            assert (await asking("GET", "/orders/2026%2F17/status")).status == 200

@@ -400,10 +400,10 @@ class Charges(Iterator[ChargeResult]):
         requests: Iterable[SaleRequest | ChargeRow],
         charge: Callable[[payclient.Tracker, Any], payclient.batch.Charges],
     ) -> None:
-        self._requests = iter(requests)
-        self._wanted = asyncio.Event()
+        is_list = isinstance(requests, list | tuple)  # which the batch reads by itself
+        self._requests = iter(() if is_list else requests)
         self._read: asyncio.Queue[_Read] = asyncio.Queue()
-        source = requests if isinstance(requests, list | tuple) else self._rows()
+        source = requests if is_list else self._rows()
         self._tracker = tracker
         self._charges = charge(tracker._run(tracker._aopen), source)
         self._next: asyncio.Future[ChargeResult] | None = None
@@ -449,15 +449,14 @@ class Charges(Iterator[ChargeResult]):
     async def _feed(self, *read: _Read) -> bool:
         """Hand over what was read, and wait until the batch has a result, or wants a request: True."""
         for each in read:
-            self._wanted.clear()
             self._read.put_nowait(each)
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._charges))
-        wanted = asyncio.ensure_future(self._wanted.wait())
+        wanted = asyncio.ensure_future(self._read.join())
         either: list[asyncio.Future[Any]] = [self._next, wanted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
-        return self._wanted.is_set() and not (read and self._next.done())
+        return wanted.done() and not (read and self._next.done())
 
     async def _leave(self) -> None:
         if self._next is not None:
@@ -465,14 +464,11 @@ class Charges(Iterator[ChargeResult]):
         await self._charges.__aexit__(None, None, None)
 
     async def _rows(self) -> AsyncIterator[SaleRequest | ChargeRow]:
-        while True:
-            self._wanted.set()
-            request = await self._read.get()
+        while (request := await self._read.get()) is not None:
             if isinstance(request, Exception):
                 raise request
-            if request is None:
-                return
             yield request
+            self._read.task_done()  # the batch wants the next one
 
 
 def _opener(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]]) -> Callable[_P, Tracker]:

@@ -51,8 +51,8 @@ DECISION_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1
 #: Operations that the tracker makes by itself, in whatever context its timer was set.
 BACKGROUND = frozenset({"status", "confirm"})
 
-#: Open asks whose states are kept until their span; of more, the oldest may have been decided by another process.
-KEPT = 100_000
+#: Open asks whose states are kept until their span (5 MB): the oldest of more may be decided by another process.
+KEPT = 20_000
 
 
 def instrument(  # noqa: C901 - its short callbacks are counted in one sum

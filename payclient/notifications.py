@@ -84,16 +84,14 @@ def parse_external_notification(body: bytes) -> Notification:
 
 def _read_ids(fields: Iterable[tuple[str, str]], id_name: str, client_id_name: str) -> Notification:
     """Read the two ids, each given once under its name in any letter case."""
-    found: dict[str, set[str]] = {id_name.lower(): set(), client_id_name.lower(): set()}
-    for name, value in fields:
-        if name.lower() in found:
-            found[name.lower()].add(value)
-    transaction_ids, client_ids = found.values()
-    if len(transaction_ids) != 1 or len(client_ids) != 1:
+    given = {(name.lower(), value) for name, value in fields}
+    ids, client_ids = (
+        [value for name, value in given if name == wanted.lower()] for wanted in (id_name, client_id_name)
+    )
+    if len(ids) != 1 or len(client_ids) != 1:
         raise InvalidNotificationError(f"a notification must have one {id_name} and one {client_id_name}")
     return Notification(
-        transaction_id=_transaction_id(transaction_ids.pop()),
-        client_transaction_id=_client_id(client_ids.pop()),
+        transaction_id=_transaction_id(ids[0]), client_transaction_id=_client_id(client_ids[0])
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from payclient.clock import sleep
-from payclient.errors import LedgerError, TransitionError
+from payclient.errors import LedgerError
 from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger
 from payclient.ledger.records import may_be_paid
@@ -33,23 +33,17 @@ AGAIN = 60.0
 
 async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     """Follow open asks of processes that are gone: one that is SENDING is UNKNOWN from now on."""
+    at, longest = poller.clock.time(), poller.policy.longest_life
     stale = [record for record in records if record.state is State.SENDING]
-    recovered = await asyncio.gather(*(_recover(poller, record) for record in stale))
+    ends = [Recovered(at=at, expires_at=record.created_at + longest[record.kind]) for record in stale]
+    # Where an outcome has been recorded since, that one counts.
+    recovered = await asyncio.gather(*map(poller.asks.write, stale, ends))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
-
-
-async def _recover(poller: Poller, record: Record) -> Record:
-    """Mark a SENDING attempt of a dead process as UNKNOWN, unless its outcome has been recorded since."""
-    ends = record.created_at + poller.policy.longest_life[record.kind]
-    try:
-        return await poller.asks.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
-    except TransitionError:
-        return await poller.asks.ledger.get(record.client_transaction_id) or record
 
 
 async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:

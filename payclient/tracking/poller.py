@@ -370,10 +370,8 @@ class Poller:
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
-        if ask.elsewhere and is_presumed(ask.record):
+        if ask.exhausted or (ask.elsewhere and is_presumed(ask.record)):
             self.start_work(self._query_soon(ask))
-        elif ask.exhausted:
-            self.notified(record, again=True)
 
     async def query_unqueried(self, record: Record) -> Record | None:
         """Query an ask that nobody could query, and return its record; None: another one may be sent beside it."""

@@ -238,9 +238,10 @@ class Forms:
             try:
                 return await asyncio.shield(task)
             except (RefusedError, DifferentRequestError, PurchaseOpenError) as error:
-                # Another process may have just prepared one, or prepares it: look again at what there is.
-                tries -= 1
-                if not tries or (isinstance(error, RefusedError) and not await self._is_prepared(error)):
+                # Another process may have just prepared one, or prepares it: look again at what there is. The id may
+                # have been prepared before: twice on its way, or under a ledger that is gone.
+                tries, is_duplicate = tries - 1, self._attempts.refusals.is_duplicate
+                if not tries or (isinstance(error, RefusedError) and not is_duplicate(error)):
                     raise
 
     def _start(
@@ -254,38 +255,26 @@ class Forms:
         task.add_done_callback(lambda _: self._preparing.pop(key, None))
         return task
 
-    async def _is_prepared(self, refused: RefusedError) -> bool:
-        """Return whether the id was prepared before: twice on its way, or under a ledger that is gone."""
-        if not self._attempts.refusals.is_duplicate(refused) or refused.client_transaction_id is None:
-            return False
-        known = await self._ledger.get(refused.client_transaction_id)
-        return known is not None and known.state is not State.UNKNOWN
-
     async def _find_live(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
         """Return the purchase's form whose links may be handed out; None where another of its asks is paid or open."""
         now = self._clock.time()
         another = Record(client_transaction_id="", purchase=key, created_at=now)
-        found: PaymentForm | None = None
-        links: dict[str, str] | None = None
-        for record in asks:
-            identifier = record.client_transaction_id
-            if not holds_purchase(record, another):
-                continue  # it keeps no other ask of the purchase from being sent
-            if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
-                return None  # it is paid, or came back and may be
-            if record.state is State.SENDING:
-                return None
+        holders = [each for each in asks if holds_purchase(each, another)]
+        for each in holders:
+            is_named = bool(each.candidate_ids) or each.transaction_id is not None
+            if each.kind != "form" or is_named or each.state is State.SENDING:
+                return None  # it is paid, or it may be, or it has no links yet
+        links = await self._ledger.links(key, now) if holders else {}
+        for each in reversed(holders):
+            identifier = each.client_transaction_id
             form = self._known.get(identifier)
-            if form is None:
-                if links is None:
-                    links = await self._ledger.links(key, now)
-                if identifier in links:
-                    kept = orjson.loads(links[identifier])
-                    field = self._poller.session.profile.wallet_link_field
-                    result = PrepareResult(
-                        payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
-                    )
-                    form = self._form(identifier, result, record.created_at)
+            if form is None and identifier in links:
+                kept = orjson.loads(links[identifier])
+                field = self._poller.session.profile.wallet_link_field
+                result = PrepareResult(
+                    payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
+                )
+                form = self._form(identifier, result, each.created_at)
             if form is not None and form.is_live(self._clock.time() + margin):
-                found = form
-        return found
+                return form
+        return None

@@ -44,6 +44,7 @@ from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_ledger import url_of
 
 State = payclient.State
 
@@ -433,10 +434,7 @@ async def test_a_database_keeps_the_credentials(
     service: Accounts, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """They come back as they went, and differ from another token's."""
-    url = f"sqlite:{tmp_path / 'charges.db'}"
-    if kind == "postgres":
-        postgres = request.getfixturevalue("postgres")
-        url = postgres.url(await postgres.emptied())
+    url = await url_of(kind, request, tmp_path)
     async with aclosing(await payclient.open_ledger(url)) as opened:
         for number, token in enumerate(("token-1", "token-1", "token-2")):
             async with tracking(service, opened, token=token) as tracker:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,18 +20,15 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.tracking.outcomes import Outcome
+from test_ledger import opened, url_of
 
 T = TypeVar("T")
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
-    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(request.param, "")
-    if not url:
-        postgres = request.getfixturevalue("postgres")
-        url = postgres.url(await postgres.emptied())
-    async with aclosing(await payclient.open_ledger(url)) as opened:
-        yield opened
+    async with opened(await url_of(request.param, request, tmp_path)) as ledger:
+        yield ledger
 
 
 async def in_time(work: Awaitable[T]) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from raw_server import RawServer, answer, hang, next_turns, read, write
+from test_ledger import opened, url_of
 
 State = payclient.State
 
@@ -165,11 +166,7 @@ async def test_one_answer_for_two_processes(
     kind: str, fails: bool, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Something in front keeps an answer and gives it to a later process too: the ledger knows whose it is."""
-    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(kind, "")
-    if not url:
-        postgres = request.getfixturevalue("postgres")
-        url = postgres.url(await postgres.emptied())
-    async with aclosing(await payclient.open_ledger(url)) as ledger:
+    async with opened(await url_of(kind, request, tmp_path)) as ledger:
         service = FakeService()
         async with following(service, ledger) as tracker:
             first = await tracker.sale(sale("order-1"))

@@ -341,8 +341,7 @@ class Confirmer:
         what = f"confirming transaction {current.transaction_id}: no such transaction"
         # The id no longer keeps a closed form's purchase. From another account "no such transaction" proves nothing.
         drops = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
-        event = Conflicted(
-            at=self._clock.time(), what=what, candidate_id=current.transaction_id if drops else None
-        )
+        dropped = current.transaction_id if drops else None
+        event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         form.record = await self._asks.write(form.record, event)
         return True

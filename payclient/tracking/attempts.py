@@ -23,7 +23,6 @@ from payclient.errors import (
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
-    PayError,
     RefusedError,
     TrackerClosedError,
 )
@@ -199,13 +198,11 @@ class Attempts:
 
     async def _send(self, attempt: Attempt) -> Record:
         """Send once. After code 2061, note on the unknown sales of the lane that one of them may exist."""
-        identifier = attempt.request.client_transaction_id
         try:
             return await self._send_once(attempt)
-        except PayError as error:
-            error.client_transaction_id = error.client_transaction_id or identifier
+        except CustomerBusyError:
             # A form has no lane; without a permit nothing was sent.
-            if isinstance(error, CustomerBusyError) and attempt.lane and attempt.record is not None:
+            if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as ended:
@@ -216,7 +213,7 @@ class Attempts:
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
-            del self._in_flight[identifier]
+            del self._in_flight[attempt.request.client_transaction_id]
 
     async def _send_once(self, attempt: Attempt) -> Record:
         """Return the attempt that the ledger has under the id; send one if it has none, or if it was refused."""
@@ -238,7 +235,8 @@ class Attempts:
                 assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
                 return await self._asks.write(attempt.record, event)
         if known is None:
-            raise LedgerUnavailableError("the ledger refused the permit and holds no attempt")
+            words = "the ledger refused the permit and holds no attempt"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
         attempt.check_same(known.digest, known.purchase)
         return known
 
@@ -318,7 +316,8 @@ class Attempts:
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:
-            raise NotSentError(f"stopped for {waited:.0f} s between the permit and the send")
+            words = f"stopped for {waited:.0f} s between the permit and the send"
+            raise NotSentError(words, client_transaction_id=record.client_transaction_id)
         attempt.granted = True
 
     async def _write_failure(self, attempt: Attempt, record: Record, error: Exception) -> Record:
@@ -378,7 +377,7 @@ class Attempts:
         else:
             key, words = result.payment_id, "the answer is another form's"
         if self._answered.setdefault(key, identifier) != identifier:
-            raise ReplayedError(words)
+            raise ReplayedError(words, client_transaction_id=identifier)
         if len(self._answered) > REMEMBERED:
             del self._answered[next(iter(self._answered))]
 

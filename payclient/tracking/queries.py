@@ -252,7 +252,8 @@ class Refusals:
         for each in refused:
             now = newest.get(each.client_transaction_id)
             if now is not None and now.attempt == each.attempt and now.version > each.version:
-                raise NotSentError("an earlier attempt was notified, or found, as this one connected")
+                words = "an earlier attempt was notified, or found, as this one connected"
+                raise NotSentError(words, client_transaction_id=each.client_transaction_id)
 
     async def find_ended(self, before: Record) -> Record | None:
         """Query an ask that ended unpaid, and may exist all the same, before another one is sent.
@@ -271,29 +272,33 @@ class Refusals:
         return await self._poller.query_unqueried(before) if is_found else None
 
     async def _find_refused(self, before: Record) -> Record | None:
+        identifier, what = before.client_transaction_id, "an earlier attempt"
         try:
             report = await self._find(before)
         except Exception as failed:  # a user's own source may raise anything
-            name = type(failed).__name__
-            raise NotSentError(f"an earlier attempt may exist, and cannot be queried ({name})") from None
+            words = f"{what} may exist, and cannot be queried ({type(failed).__name__})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
         doubts = report is not None or before.notified_at is not None
         if doubts and self._queries.source is None and not self._queries.can_see(before):
             found = "not found" if report is None else "found"
-            words = f"its id was {found} under other credentials than those that sent it"
-            raise NotSentError(f"an earlier attempt may exist: {words}")
+            words = f"{what} may exist: its id was {found} under other credentials than those that sent it"
+            raise NotSentError(words, client_transaction_id=identifier)
         if report is None:
             return None
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
         before = await self._queries.write(before, reading)
-        is_paid, what = before.state is State.ACCEPTED, "an earlier attempt of this sale"
+        is_paid = before.state is State.ACCEPTED
         if report.state in ("Pendiente", None):
-            raise CustomerBusyError(f"{what} waits for the customer")
+            words = f"{what} of this sale waits for the customer"
+            raise CustomerBusyError(words, client_transaction_id=identifier)
         # "Cancelado" is final once nobody can approve it any more (§3).
         if report.state == "Cancelado" and now < before.created_at + policy.longest_life["sale"]:
-            raise CustomerBusyError(f"{what} was created and cancelled; wait until it has expired")
+            words = f"{what} of this sale was created and cancelled; wait until it has expired"
+            raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:
-            raise LedgerUnavailableError(f"{what} is paid, which the ledger did not take; nothing was sent")
+            words = f"{what} of this sale is paid, which the ledger did not take; nothing was sent"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if is_paid else None
 
     async def _find(self, before: Record) -> StatusReport | None:

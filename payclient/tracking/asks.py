@@ -218,23 +218,21 @@ class OpenAsks:
 
         An event that the ledger did not take counts for nothing, so the ask is queried again.
         """
+        identifier = ask.record.client_transaction_id
         try:
+            # The ledger may have failed to take an earlier event, without which this one is not allowed.
+            if await self.late.write_now(identifier):
+                raise LedgerUnavailableError("an earlier event of the ask is not written yet")
             try:
                 self.update(ask, await self.ledger.apply(ask.record, event))
             except TransitionError:
-                before = ask.record
                 if await self.reread(ask):
                     return False
-                # The ledger may have failed to take an earlier event, without which this one is not allowed.
-                if await self.late.write_now(before.client_transaction_id):
-                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
-                if ask.record is before:
-                    raise
-                self.update(ask, await self.ledger.apply(ask.record, event))
+                raise
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:
-                identifier, what = ask.record.client_transaction_id, type(event).__name__
+                what = type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
             ask.failures += 1

@@ -116,18 +116,12 @@ class RateLimit:
 #: for asks past their expiry or checked by hand, for the routine, and for decided asks that were notified.
 CALLERS, NOTIFIED, FINAL, ROUTINE, LATE = LINES = range(1, 6)
 
-#: Which line goes first in each turn: notifications are seldom passed over, never twice in a row, and no line starves.
-#: Callers go first in every other turn. The number of turns is odd, so that they and each line meet in either order.
-_TURNS = (
-    (NOTIFIED, ROUTINE, FINAL, LATE),
-    (NOTIFIED, FINAL, ROUTINE, LATE),
-    (NOTIFIED, ROUTINE, FINAL, LATE),
-    (FINAL, ROUTINE, LATE, NOTIFIED),
-    (NOTIFIED, ROUTINE, FINAL, LATE),
-    (NOTIFIED, FINAL, ROUTINE, LATE),
-    (NOTIFIED, LATE, ROUTINE, FINAL),
+#: The line that goes first in each turn: notified asks are seldom passed over, never twice in a row, and no line starves.
+#: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
+FIRST = (
+    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, ROUTINE),
+    *(NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, LATE),
 )
-TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS[1:], (LATE, ROUTINE, FINAL, NOTIFIED))
 
 #: The number of asks of the routine, those that waited longest, among which the one with most lag is chosen.
 COMPARED = 250
@@ -168,7 +162,8 @@ class RequestLines:
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
         self._turn += 1
-        order = () if callers_only else TURNS[self._turn % len(TURNS)]
+        routine = (ROUTINE, FINAL, LATE) if self._turn % 4 else (FINAL, LATE, ROUTINE)
+        order = () if callers_only else (FIRST[self._turn % len(FIRST)], *routine, NOTIFIED)
         for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
             first = self._first(number, COMPARED if ranked and number == ROUTINE else 1)
             if first:

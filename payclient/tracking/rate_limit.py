@@ -116,7 +116,7 @@ class RateLimit:
 #: for asks past their expiry or checked by hand, for the routine, and for decided asks that were notified.
 CALLERS, NOTIFIED, FINAL, ROUTINE, LATE = LINES = range(1, 6)
 
-#: The line that goes first in each turn: notified asks are seldom passed over, never twice in a row, and no line starves.
+#: The line that goes first in each turn: the notified are seldom passed over, never twice in a row; no line starves.
 #: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
 FIRST = (
     *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, ROUTINE),

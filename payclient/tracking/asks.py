@@ -249,16 +249,15 @@ class OpenAsks:
 
     def learn(self, ask: Followed, newest: Record) -> bool:
         """Take the ledger's newest record of the ask's id, and return whether it says anything new."""
+        is_news = (newest.attempt, newest.version) > (ask.record.attempt, ask.record.version)
         if newest.attempt > ask.record.attempt:
             # Another process proved that this attempt created nothing, and sent a newer one: follow the newer one.
             self.drop(ask)
             self.wake(ask, exhausted=True)
             self.follow(newest)
-            return True
-        if newest.attempt == ask.record.attempt and newest.version > ask.record.version:
+        elif is_news:
             self.update(ask, newest)
-            return True
-        return False
+        return is_news
 
     def update(self, ask: Followed, record: Record) -> None:
         """Replace the ask's record by a newer one."""

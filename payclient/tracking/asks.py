@@ -221,7 +221,7 @@ class OpenAsks:
         identifier = ask.record.client_transaction_id
         try:
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
-            if await self.late.write_now(identifier):
+            if identifier in self.late.kept and await self.late.write_now(identifier):
                 raise LedgerUnavailableError("an earlier event of the ask is not written yet")
             try:
                 self.update(ask, await self.ledger.apply(ask.record, event))

@@ -93,7 +93,7 @@ async def probe(poller: Poller) -> Health:
         open=followed,
         unknown=len(unknown),
         oldest_unknown=max(clock.time() - min(unknown), 0.0) if unknown else None,
-        unwritten=len(asks.late),
+        unwritten=len(asks.late.kept),
         unconfirmed=len(confirm_by),
         confirm_by=min(confirm_by, default=None),
     )

@@ -42,15 +42,12 @@ class LateWrites:
         #: Called with each record that was written.
         self._written = written
         #: Client transaction id -> what the ledger could not take, in order.
-        self._late: dict[str, list[tuple[Record, Event]]] = {}
+        self.kept: dict[str, list[tuple[Record, Event]]] = {}
         self._again: asyncio.Task[None] | None = None
         self._silent_until = float("-inf")
         self._failures = 0
         #: When the last write failed, by the monotonic clock; never, once one has succeeded.
         self.write_failed_at: float = float("-inf")
-
-    def __len__(self) -> int:
-        return len(self._late)
 
     def failed(self, error: Exception) -> None:
         """Log that the ledger fails: one line a minute, however many operations do."""
@@ -85,7 +82,7 @@ class LateWrites:
             self.failed_write(error)
             if isinstance(event, Found):
                 return record  # the ask is queried again instead: a late answer may be out of date
-            self._late.setdefault(record.client_transaction_id, []).append((record, event))
+            self.kept.setdefault(record.client_transaction_id, []).append((record, event))
             if self._again is None:
                 self._again = start(self._write_again())
             return unwritten(record, event)
@@ -134,14 +131,14 @@ class LateWrites:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
         for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
             await sleep(self._clock, seconds)
-            await asyncio.gather(*(self.write_now(each) for each in tuple(self._late)))
-            if not self._late:
+            await asyncio.gather(*(self.write_now(each) for each in tuple(self.kept)))
+            if not self.kept:
                 break
         self._again = None
 
     async def write_now(self, client_transaction_id: str) -> bool:
         """Write what the ledger could not take of one id, and return whether anything is left."""
-        while late := self._late.get(client_transaction_id):
+        while late := self.kept.get(client_transaction_id):
             record, event = late[0]
             try:
                 await self._write(record, event)
@@ -151,18 +148,18 @@ class LateWrites:
             if late and late[0][1] is event:
                 del late[0]
             if not late:
-                self._late.pop(client_transaction_id, None)
+                self.kept.pop(client_transaction_id, None)
         return False
 
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
         if self._again is not None:
             await cancel_all([self._again])
-        if self._late:
-            await drain([start(self.write_now(each)) for each in self._late], LAST_TRY)
-            if self._late:
+        if self.kept:
+            await drain([start(self.write_now(each)) for each in self.kept], LAST_TRY)
+            if self.kept:
                 what = "the ledger could not take the end of %d attempts"
-                log("error", "ends_not_written", "", what, len(self._late))
+                log("error", "ends_not_written", "", what, len(self.kept))
 
 
 def unwritten(record: Record, event: Event) -> Record:

@@ -179,40 +179,35 @@ class Leases:
 
     def claim_soon(self) -> None:
         """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
-
-        async def claim() -> None:
-            try:
-                await self._claim()
-            except LedgerError as error:
-                self._asks.late.failed(error)
-
         if (self._claiming is None or self._claiming.done()) and not self._asks.closed:
-            self._claiming = start(claim(), self._tasks)
+            self._claiming = start(self._claim(), self._tasks)
 
     async def _claim(self) -> None:
         """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
 
         Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
+        What a failure of the ledger leaves over is done in the next round.
         """
         is_more = True
-        while is_more:
-            records = await self._ledger.claim_due(PAGE, LEASE)
-            is_more = len(records) == PAGE
-            self.ours.update(record.client_transaction_id for record in records)
-            self._must_look = self._must_look or bool(records)
-            await self._take_over(records)
-        if self._untaken:
-            newest = await self._ledger.get_many(list(self._untaken))
-            self._untaken.difference_update(newest)
-            await self._take_over([each for each in newest.values() if not each.state.decided])
-        if self._must_look:
-            await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
-            self._must_look = False
+        try:
+            while is_more:
+                records = await self._ledger.claim_due(PAGE, LEASE)
+                is_more = len(records) == PAGE
+                self.ours.update(record.client_transaction_id for record in records)
+                self._must_look = self._must_look or bool(records)
+                await self._take_over(records)
+            if self._untaken:
+                newest = await self._ledger.get_many(list(self._untaken))
+                self._untaken.difference_update(newest)
+                await self._take_over([each for each in newest.values() if not each.state.decided])
+            if self._must_look:
+                await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
+                self._must_look = False
+        except LedgerError as error:
+            self._asks.late.failed(error)
 
     async def _take_over(self, records: Sequence[Record]) -> None:
-        """Follow asks that are held here. What a failure of the ledger leaves over is done in the next round."""
-        if not records:
-            return
+        """Follow asks that are held here. Where that fails, remember them."""
         try:
             await take_over(self._poller, records)
         except Exception:

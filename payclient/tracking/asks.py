@@ -193,23 +193,9 @@ class OpenAsks:
         if when is not None:
             self.due.put(ask, when)
 
-    # --- With other processes
-
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""
         return self.leases is not None and not self.leases.is_here(record.client_transaction_id)
-
-    def leave_to_others(self, ask: Followed) -> None:
-        """Leave the queries of the ask to another process, and plan the look that ends a wait here."""
-        ask.elsewhere = True
-        self.plan(ask)
-
-    def follow_beside(self, ask: Followed) -> None:
-        """Query an ask that another process holds, if somebody waits here: that process should have ended by now."""
-        if ask.waiters and self.leases is not None:
-            self.leases.beside.add(ask.record.client_transaction_id)
-            ask.elsewhere = False
-            self.plan(ask)
 
     # --- Changes
 

@@ -221,7 +221,8 @@ class Leases:
         self.ours = held | (self.ours - before)  # those that came while the ledger was read
         for ask in self._asks.all():
             if not ask.elsewhere and self._asks.is_elsewhere(ask.record):
-                self._asks.leave_to_others(ask)
+                ask.elsewhere = True
+                self._asks.plan(ask)
         find, sent_before = self._asks.find, self._poller.clock.time() - self._sending_after
         unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
         for begin in range(0, len(unfollowed), PAGE):

@@ -218,7 +218,12 @@ class Poller:
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.elsewhere:
-            self.asks.follow_beside(ask)
+            if (
+                ask.waiters and self.asks.leases is not None
+            ):  # the process that has it should have ended by now
+                self.asks.leases.beside.add(ask.record.client_transaction_id)
+                ask.elsewhere = False
+                self.asks.plan(ask)
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
         elif not policy.can_query:

@@ -241,9 +241,8 @@ class Policy:
         self.total_timeout = total_timeout
         self.absent_after: float = profile.absent_after
         #: Whether a query can go by a transaction id.
-        self.by_transaction_id: bool = own_source or (
-            status is not None and status.by_transaction_id is not None
-        )
+        by_its_id = status is not None and status.by_transaction_id is not None
+        self.by_transaction_id: bool = own_source or by_its_id
         #: Whether a query of the service can go by our own id, which is the only way to find a form.
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         #: Whether a status can be queried at all.
@@ -284,8 +283,7 @@ class Policy:
     # --- When next
 
     def expires_now(self, ask: Followed, now: float) -> bool:
-        """Return whether an ask's window is over: the expiry is written before any further query."""
-        # After a failure the ask is queried all the same; the expiry is written once a query has an answer.
+        """Return whether the expiry is written now, before any further query; after a failure a query comes first."""
         failing = self.can_query and ask.failures > 0
         return ask.record.state is PENDING and now >= ask.expires and not failing
 
@@ -382,10 +380,9 @@ class Policy:
     def _background_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
-            # Expired, and the ledger could not take it yet.
-            is_unwritten = ask.record.state is State.PENDING or (
-                is_presumed(ask.record) and not was_acted_on(ask.record)
-            )
+            # Expired, and the ledger could not take that, or its end, yet.
+            ends = is_presumed(ask.record) and not was_acted_on(ask.record)
+            is_unwritten = ends or ask.record.state is PENDING
             return now + LATE_NOTIFICATION * self.scale if is_unwritten else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if is_presumed(ask.record):
@@ -410,9 +407,8 @@ class Policy:
     def latest_end(self, ask: Followed) -> float:
         """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""
         if ask.record.state is State.UNKNOWN:
-            return max(
-                ask.expires + NORMAL_WINDOW * self.scale, ask.begun + LONGEST_PROOF * self.absent_after
-            )
+            proven = ask.begun + LONGEST_PROOF * self.absent_after
+            return max(ask.expires + NORMAL_WINDOW * self.scale, proven)
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
     def _end_elsewhere(self, ask: Followed, now: float) -> float:

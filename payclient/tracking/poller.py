@@ -332,9 +332,8 @@ class Poller:
 
     async def _exhaust(self, ask: Followed) -> None:
         """Write that the ask no longer keeps others of its purchase from being sent."""
-        await self.asks.apply(
-            ask, Exhausted(at=self.clock.time(), unqueried=not self.policy.can_query or None)
-        )
+        unqueried = not self.policy.can_query or None
+        await self.asks.apply(ask, Exhausted(at=self.clock.time(), unqueried=unqueried))
 
     # --- What others call
 
@@ -390,9 +389,8 @@ class Poller:
 
     def _may_query_now(self) -> bool:
         """Return whether a query may be made at all, and the service does not want a pause."""
-        return (
-            self.policy.can_query and not self.asks.closed and not self.rate.is_paused(self.clock.monotonic())
-        )
+        is_paused = self.rate.is_paused(self.clock.monotonic())
+        return self.policy.can_query and not self.asks.closed and not is_paused
 
     async def wait_for_turn(self, patience: float) -> bool:
         """Wait at most `patience` seconds until the rate allows a request. True: it may be made, and is counted."""

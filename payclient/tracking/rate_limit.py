@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import islice
 
 import attrs
 
@@ -165,23 +166,18 @@ class RequestLines:
         routine = (ROUTINE, FINAL, LATE) if self._turn % 4 else (FINAL, LATE, ROUTINE)
         order = () if callers_only else (FIRST[self._turn % len(FIRST)], *routine, NOTIFIED)
         for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
-            first = self._first(number, COMPARED if ranked and number == ROUTINE else 1)
-            if first:
-                item = first[0] if len(first) == 1 else max(first, key=lambda item: self.lag(item, now))
-                first.remove(item)
-                self._lines[number].extendleft(reversed(first))
+            line = self._lines[number]
+            while line and line[0].line != number:
+                line.popleft()
+            if line:
+                item = line[0]
+                if ranked and number == ROUTINE:
+                    first = [each for each in islice(line, COMPARED) if each.line == number]
+                    item = max(first, key=lambda item: self.lag(item, now))
+                line.remove(item)
                 self.drop(item)
                 return item
         return None
-
-    def _first(self, number: int, count: int) -> list[Scheduled]:
-        """Remove and return those that wait longest in a line."""
-        line, first = self._lines[number], list[Scheduled]()
-        while line and len(first) < count:
-            item = line.popleft()
-            if item.line == number:
-                first.append(item)
-        return first
 
     def lag(self, item: Scheduled, now: float) -> float:
         """Return for how many seconds, on average, an answer given since the last query has waited to be seen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import aclosing
-from typing import Self
+from typing import Any, Self
 
 from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, rows_of
 from payclient.batch.retries import SEND_BACKOFF, RetryPolicy, sends_per_second
@@ -90,7 +90,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._fed = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: The tasks that send right now; they are never cancelled.
-        self._sends: set[asyncio.Task[None]] = set()
+        self._sends: set[asyncio.Task[Any] | None] = set()
         self._failure: BaseException | None = None
         self._exited = False
         #: Why nothing more is sent; None while the batch sends.
@@ -311,9 +311,7 @@ class Charges(AsyncIterator[ChargeResult]):
         if may_send and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a row is charged by a task
-        self._sends.add(task)
+        self._sends.add(asyncio.current_task())
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
             pending = await self._tracker.sale(row.request, purchase=row.purchase)
@@ -323,7 +321,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
-            self._sends.discard(task)
+            self._sends.discard(asyncio.current_task())
         if may_send:  # a sale that was in the ledger proves nothing about the service now
             self._retries.sent(pending, token, made_at)
         return pending

@@ -28,6 +28,10 @@ ROWS, CHARGES = 200, "charges.csv"
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
+#: The states of the report, each with its word of the simulator's counts.
+_PAIRS = (
+    (State.ACCEPTED, "approved"), (State.CANCELLED, "rejected"), (State.EXPIRED, "expired"), (State.REFUSED, "refused")
+)  # fmt: skip
 TOKEN = "demo"  # noqa: S105 - no secret
 
 
@@ -71,25 +75,19 @@ async def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = N
 
 def _compare(tally: Tally, simulator: Simulator) -> bool:
     """Print the reported counts beside those of the service, and return whether they are equal."""
-    did = simulator.counts
-    pairs = [
-        (State.ACCEPTED, "approved", did.approved),
-        (State.CANCELLED, "rejected", did.rejected),
-        (State.EXPIRED, "expired", did.expired),
-        (State.REFUSED, "refused", did.refused),
-    ]
     table = terminal.simple_table("outcome", numbers=("payclient reports", "the service did"))
     table.add_column("")
     twice = sum(times > 1 for times in simulator.created_per_client_id.values())
     equal = twice == 0
-    for state, word, count in pairs:
+    for state, word in _PAIRS:
+        count = getattr(simulator.counts, word)
         same = tally.counts[state] == count
         equal = equal and same
         words = f"[green]{text('demo.equal')}[/]" if same else f"[bold red]{text('demo.different')}[/]"
         table.add_row(label(state), str(tally.counts[state]), counted(count, word), words)
     terminal.out().print(table)
     customers, key = len(simulator.created_per_client_id), "demo.all_equal" if equal else "demo.differ"
-    terminal.print_result(text(key, sales=did.created, customers=customers, twice=twice))
+    terminal.print_result(text(key, sales=simulator.counts.created, customers=customers, twice=twice))
     return equal
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number as Range
 
-from payclient import Outcome, RefusedError
+from payclient import Outcome
 from payclient.cli import terminal
-from payclient.cli.report import TIMES
+from payclient.cli.report import TIMES, error_facts
 from payclient.cli.settings import ChargeOptions, Whole
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
@@ -77,12 +77,10 @@ async def _writable() -> None:
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome by the names of a report's columns; times are ISO 8601, in UTC."""
-    error = outcome.error if isinstance(outcome.error, RefusedError) else None
     names = ("cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence")
     facts = {name: getattr(outcome, name) for name in names}
     facts |= {name: terminal.iso(getattr(outcome, name)) for name in TIMES}
-    facts["error_code"] = None if error is None else error.error_code
-    facts["message"] = (outcome.reason or "") if error is None else "; ".join(error.user_messages)
+    facts |= {"error_code": None, "message": outcome.reason or ""} | error_facts(outcome.error)
     if outcome.also_paid:  # the purchase was paid twice, and one payment is to be given back
         facts["also_paid"] = [*outcome.also_paid]
     return facts

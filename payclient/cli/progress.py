@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-import attrs
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
@@ -38,30 +37,6 @@ _COLOURS: dict[str, str] = {
     State.ACCEPTED: "green", State.CANCELLED: "yellow", State.REFUSED: "yellow", State.EXPIRED: "magenta",
     State.UNKNOWN: "bold magenta",
 }  # fmt: skip
-
-
-@attrs.frozen(kw_only=True)
-class Unfinished:
-    """The rows of a run that have no result yet, counted. Times are UTC seconds since the epoch."""
-
-    #: Sales that a customer can still approve.
-    pending: int
-    #: Sales past their time, whose last queries are due.
-    expired: int
-    #: Sales that may exist or not.
-    unknown: int
-    #: The other rows: they queue, or are being sent.
-    queued: int
-    #: Seconds until the first pending sale expires, and when the last one expires.
-    next_left: float | None = None
-    expires_at: float | None = None
-
-    def words(self) -> str:
-        """Return a sentence about the customers and rows that the run waits for."""
-        parts = [] if self.next_left is None else [text("progress.customer", time=duration(self.next_left))]
-        counts = {name: getattr(self, name) for name in ("expired", "unknown", "queued")}
-        parts += [text(f"progress.{name}", count=count) for name, count in counts.items() if count]
-        return "; ".join(parts) or text("progress.nobody")
 
 
 class Progress:
@@ -99,12 +74,10 @@ class Progress:
             if self._look == "auto":
                 terminal.say(self.sentence())
             else:
-                now = attrs.asdict(self.unfinished())
-                del now["expires_at"]
-                left = now.pop("next_left")
+                counts, left = self.unfinished()
                 self._emit(
-                    "progress", done=self._tally.done, rows=self._rows, **now, ends_by=iso(self.ends_by),
-                    next_expiry_in=left and round(left, 3), outcomes=self._tally.summary(),
+                    "progress", done=self._tally.done, rows=self._rows, **counts, ends_by=iso(self.ends_by),
+                    next_expiry_in=round(left[0], 3) if left else None, outcomes=self._tally.summary(),
                 )  # fmt: skip
 
     def row(self, line: Line) -> None:
@@ -124,37 +97,29 @@ class Progress:
         if self._look == "auto":
             terminal.out().print(outcome_table(tally))
 
-    def unfinished(self) -> Unfinished:
-        """Count what is open now: the rows without a result, and the sales of them that the tracker follows."""
-        counts, ends, now = Counter[State](), list[float](), 0.0
-        if self.tracker is not None:
-            now = self.tracker.clock.time()
-            own = (
-                each for each in self.tracker.open_sales() if each.client_transaction_id in self._under_way
-            )
-            for sale in own:
-                counts[sale.state] += 1
-                if sale.state is State.PENDING and sale.expires_at is not None:
-                    ends.append(sale.expires_at)
-        found = {str(state): counts[state] for state in (State.PENDING, State.EXPIRED, State.UNKNOWN)}
-        return Unfinished(
-            **found,
-            queued=max(len(self._under_way) - sum(found.values()), 0),
-            next_left=max(min(ends) - now, 0.0) if ends else None,
-            expires_at=max(ends, default=None),
-        )
+    def unfinished(self) -> tuple[dict[str, int], list[float]]:
+        """Count the rows without a result, and return the seconds that each pending sale has left, in order.
+
+        A customer can approve what is `pending`; the last queries of what is `expired` are due; what is `unknown` may
+        exist or not; the others are `queued`, or being sent.
+        """
+        sales = () if self.tracker is None else self.tracker.open_sales()
+        own = [sale for sale in sales if sale.client_transaction_id in self._under_way]
+        found = Counter(sale.state for sale in own)
+        counts = {str(state): found[state] for state in (State.PENDING, State.EXPIRED, State.UNKNOWN)}
+        counts["queued"] = max(len(self._under_way) - sum(counts.values()), 0)
+        return counts, sorted(sale.remaining for sale in own if sale.state is State.PENDING)
 
     def sentence(self) -> str:
         """Return the progress in one line."""
-        now, tally = self.unfinished(), self._tally
+        tally, (pending, waiting) = self._tally, self._waiting()
         counts = [
             f"{counted(count, each)} ({', '.join(sums(tally.totals(each)))})"
             for each, count in tally.counts.most_common()
             if count
         ]
-        waiting = now.words()
-        if now.pending:
-            waiting = text("progress.count_waiting", count=now.pending, words=waiting)
+        if pending:
+            waiting = text("progress.count_waiting", count=pending, words=waiting)
         outcomes = "; ".join(counts) or text("progress.no_outcome")
         return text(
             "progress.sentence", at=at(time.time()), done=tally.done, rows=self._rows, outcomes=outcomes,
@@ -163,14 +128,14 @@ class Progress:
 
     def picture(self) -> Table:
         """Return the progress as bars with their counts; those of usual outcomes are there before they occur."""
-        tally, now = self._tally, self.unfinished()
+        tally = self._tally
         of = text("progress.of", count=self._rows, time=duration(time.monotonic() - self._began))
         rows = [(text("progress.done"), tally.done, of + self._bound())]
         for each in LABELS:
             if tally.counts[each] or each in _COLOURS:
                 name = f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]"
                 rows.append((name, tally.counts[each], "   ".join(sums(tally.totals(each)))))
-        rows.append((text("progress.waiting"), now.pending, now.words()))
+        rows.append((text("progress.waiting"), *self._waiting()))
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         picture = Table.grid(
             Column(min_width=10, no_wrap=True), Column(min_width=8, max_width=24), Column(min_width=7, justify="right"),
@@ -180,6 +145,14 @@ class Progress:
             bar = ProgressBar(max(self._rows, 1), count)
             picture.add_row(name, bar, counted(count), Text(said))
         return picture
+
+    def _waiting(self) -> tuple[int, str]:
+        """Return the number of pending sales, and a sentence about the customers and rows that the run waits for."""
+        counts, left = self.unfinished()
+        pending = counts.pop(State.PENDING)
+        parts = [text("progress.customer", time=duration(left[0]))] if left else []
+        parts += [text(f"progress.{name}", count=count) for name, count in counts.items() if count]
+        return pending, "; ".join(parts) or text("progress.nobody")
 
     def _bound(self) -> str:
         """Return when the run is over at the latest, or why it sends no more, in words."""

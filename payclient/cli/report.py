@@ -127,17 +127,21 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
     else:
         # After an error of no such kind this run sent nothing, but an earlier one may have: `paid` stays open.
         facts = {"evidence": next((label for kind, label in _UNSENT.items() if isinstance(error, kind)), "")}
-    if isinstance(error, RefusedError):
-        facts |= {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
-    elif error is not None:
-        facts["message"] = str(error) if isinstance(error, PayError) else type(error).__name__
     return Line(
         client_transaction_id=row.request.client_transaction_id,
         amount=row.request.amount,
         currency=row.request.currency,
         purchase=row.purchase or "",
-        **facts,
+        **facts | error_facts(error),
     )
+
+
+def error_facts(error: Exception | None) -> dict[str, Any]:
+    """Return the code and the message of an error, as far as there are any."""
+    if isinstance(error, RefusedError):
+        return {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
+    said = str(error) if isinstance(error, PayError) else type(error).__name__
+    return {} if error is None else {"message": said}
 
 
 class Tally:

@@ -169,23 +169,17 @@ class Run:
     def _line(self, tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
         """Return the line of a row by the sale that has its id."""
         # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
-        retry_refused = self._limits.retry == "refused"
-        if pending is None or LaneRow(row.request, row.purchase, pending).may_send(
-            retry_refused=retry_refused
-        ):
+        looked_up = LaneRow(row.request, row.purchase, pending)
+        if pending is None or looked_up.may_send(retry_refused=self._limits.retry == "refused"):
             return line_of(row, None)
         if tracker.attempts.is_same(row.request, row.purchase, pending):
             return line_of(row, pending.outcome)
-        if pending.state is State.REFUSED:
-            return line_of(row, None)
         words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
-        return line_of(row, None, DifferentRequestError(words))
+        is_refused = pending.state is State.REFUSED
+        return line_of(row, None, None if is_refused else DifferentRequestError(words))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Count by the ledger each row that has no result, or that changed after its result was counted.
-
-        `_finish` writes their lines into the report.
-        """
+        """Count by the ledger each row that has no result, or that changed after its result was counted."""
         try:
             async for before, now in self._ledger_lines(tracker):
                 if before is None or _is_news(before, now):
@@ -235,29 +229,24 @@ class Run:
             self.progress.results.stop(why)
 
     def _finish(self) -> int:
-        """Put the report into the order of the rows, write the page, and return the exit code.
-
-        The first that holds: 5, the report was not written; 130, interrupted with rows whose end is unknown; 4, the run
-        failed; the code of the rows.
-        """
+        """Put the report into the order of the rows, write the page, and return the exit code."""
         if self._report is not None:
             keys = (row.request.client_transaction_id for row in self._rows)
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self.tally.exit_code
         if not self.reported:
             code = 5
-        elif self._signals and code == 4:
+        elif self._signals and code == 4:  # interrupted, with rows whose end is unknown
             code = 130
         elif self._failed:
             code = 4
         self._write_page(code)
         return code
 
-    def _write_page(self, code: int | None) -> None:
-        if self._page is None:
-            return
+    def _write_page(self, code: int | None = None) -> None:
         try:
-            self._page.write(self.lines.values(), self.tally, total=len(self._rows), code=code)
+            if self._page is not None:
+                self._page.write(self.lines.values(), self.tally, total=len(self._rows), code=code)
         except OSError as error:
             # The run goes on: the same command writes the page again, from the ledger.
             terminal.complain(text("run.no_page", why=reason(error.strerror or "")))
@@ -265,7 +254,7 @@ class Run:
 
     async def _refresh_page(self) -> None:
         while self._page is not None:
-            self._write_page(None)
+            self._write_page()
             await asyncio.sleep(RELOAD)
 
     # --- Signals
@@ -273,7 +262,7 @@ class Run:
     def _interrupt(self, after: int | None = None) -> None:
         """Stop sending at the first signal, stop waiting at the second, and end the process at the third.
 
-        `after`: the number of signals until now; after another number nothing is done.
+        `after`: do so only after so many signals.
         """
         if after not in (None, self._signals):
             return
@@ -296,11 +285,12 @@ class Run:
         asyncio.get_running_loop().call_later(TERM_GRACE, self._interrupt, 1)
 
     def _say_until_when(self) -> None:
-        now, tracker = self.progress.unfinished(), self.progress.tracker
-        if tracker is not None and now.expires_at is not None:
-            left = terminal.duration(now.expires_at - tracker.clock.time())
-            words = text("run.until", count=now.pending, at=terminal.at(now.expires_at), left=left)
-            self.progress.note("waiting", words, pending=now.pending, until=iso(now.expires_at))
+        counts, left = self.progress.unfinished()
+        if left:
+            until, time_left = time.time() + left[-1], terminal.duration(left[-1])
+            pending = counts[State.PENDING]
+            words = text("run.until", count=pending, at=terminal.at(until), left=time_left)
+            self.progress.note("waiting", words, pending=pending, until=iso(until))
 
 
 def _is_news(before: Line, now: Line) -> bool:

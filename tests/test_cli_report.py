@@ -123,8 +123,10 @@ def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
     assert balance.strip('"')[:-1] in bad.read_text(encoding="utf-8-sig").replace(key, "")
 
 
-def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path) -> None:
-    """Amounts in units are numbers, ids are texts, and what begins with = is a text."""
+def test_a_spreadsheet_holds_numbers_and_texts(tmp_path: Path) -> None:
+    """Amounts in units are numbers, ids are texts, and what begins with = is a text. An earlier one stands until the
+    end, so that a run that is killed leaves it whole.
+    """
     path = tmp_path / "r.xlsx"
     report = Report(path, CARRIED)
     report.begin(LINES[:1])
@@ -138,7 +140,12 @@ def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path)
     assert [row["nombre"].data_type for row in found] == ["s", "s"]
     assert [row["amount_units"].value for row in found] == [1250.5, 0.07]
     assert [(row["paid"].value, row["line"].value) for row in found] == [(True, 2), (False, 4)]
-    assert Report(path, CARRIED).earlier == {"row-1": (2, 125050, "USD"), "row-2": None}
+    before, again = path.read_bytes(), Report(path, CARRIED)
+    assert again.earlier == {"row-1": (2, 125050, "USD"), "row-2": None}
+    again.begin(LINES[:1])
+    again.write(LINES[1])
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["r.xlsx"]
 
 
 def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, charge: Charge) -> None:
@@ -195,23 +202,6 @@ def test_no_phone_and_no_address_is_in_what_a_run_leaves(
         assert "correo" not in text
         assert "09910" not in text
     assert "Beto" in page.read_text()
-
-
-def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
-    """A run that is killed leaves it whole; one that cannot write says so before anything is sent."""
-    path = tmp_path / "r.xlsx"
-    Report(path, CARRIED).begin(LINES)
-    before = path.read_bytes()
-    report = Report(path, CARRIED)
-    report.begin(LINES[:1])
-    report.write(LINES[1])
-    assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["r.xlsx"]
-    (tmp_path / "there").mkdir()
-    lost = Report(tmp_path / "there" / "r.xlsx", CARRIED)
-    (tmp_path / "there").rmdir()
-    with pytest.raises(ConfigurationError, match="cannot be written"):
-        lost.begin()
 
 
 def test_a_report_ahead_of_the_ledger_is_a_refusal(silent: Service, tmp_path: Path, charge: Charge) -> None:
@@ -314,9 +304,6 @@ def test_a_row_charged_with_other_content_is_called_so(
 # --- The file
 
 
-LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state="accepted")
-
-
 @pytest.mark.parametrize(
     ("cell", "safe"),
     [
@@ -332,21 +319,25 @@ def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:
 
 
 def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None:
-    """What an earlier run wrote is replaced in one step, and each new line is in the file once it is written."""
-    path, other = tmp_path / "r.csv", attrs.evolve(LINE, client_transaction_id="order-2")
+    """What an earlier run wrote is replaced in one step, and each new line is in the file once it is written. A line
+    that a crash cut counts as absent; where no file can be made, it is said before anything is sent.
+    """
+    path, other = tmp_path / "r.csv", attrs.evolve(LINES[0], client_transaction_id="order-2")
     for _ in range(2):
         report = Report(path)
-        report.begin([LINE])
-        assert list(read_report(path)) == ["order-1"]
+        report.begin(LINES[:1])
+        assert list(read_report(path)) == ["row-1"]
         report.write(other)
-        assert list(read_report(path)) == ["order-1", "order-2"]
-        report.rewrite([LINE, attrs.evolve(other, state="cancelled")])
+        assert list(read_report(path)) == ["row-1", "order-2"]
+        report.rewrite([LINES[0], attrs.evolve(other, state="cancelled")])
         assert read_report(path)["order-2"]["state"] == "cancelled"
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
-
-
-def test_a_row_that_a_crash_cut_counts_as_absent(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    Report(path).begin([LINE])
-    path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "order-2", "state": "acc')
-    assert Report(path).earlier == {"order-1": (None, 1150, "USD")}
+    Report(tmp_path / "r.jsonl").begin(LINES[:1])
+    with (tmp_path / "r.jsonl").open("a") as file:
+        file.write('{"client_transaction_id": "order-2", "state": "acc')
+    assert Report(tmp_path / "r.jsonl").earlier == {"row-1": (None, 125050, "USD")}
+    (tmp_path / "there").mkdir()
+    lost = Report(tmp_path / "there" / "r.xlsx", CARRIED)
+    (tmp_path / "there").rmdir()
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        lost.begin()

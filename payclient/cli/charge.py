@@ -12,7 +12,7 @@ from payclient.cli import terminal
 from payclient.cli.files import check_apart, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
-from payclient.cli.progress import Look, next_steps, say_reasons
+from payclient.cli.progress import Look, next_steps
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
@@ -58,12 +58,6 @@ class ShownOptions:
     json: bool = False
     """One JSON object a line on stdout, for machines."""
 
-    def look(self) -> Look:
-        """Return how a run shows itself. Raises `ConfigurationError` for two ways at once."""
-        if self.quiet and self.json:
-            raise ConfigurationError("--quiet and --json: give one of them")
-        return "json" if self.json else "quiet" if self.quiet else "auto"
-
 
 def charge(
     file: Path,
@@ -83,7 +77,9 @@ def charge(
 
     :param file: A .csv, .xlsx, .ods or .jsonl file; its columns are the fields of a sale.
     """
-    look = shown.look()
+    if shown.quiet and shown.json:
+        raise ConfigurationError("--quiet and --json: give one of them")
+    look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
     kind, _, place = (options.ledger or "").partition(":")
@@ -201,9 +197,5 @@ async def charge_file(
     code = await run.charge(options)
     written = {"report": report if run.reported else None, "html": page}
     files = {name: str(one.path) for name, one in written.items() if one is not None}
-    run.progress.end(code, **files)
-    if look != "quiet":
-        say_reasons(run.lines.values())
-        for name, path in files.items():
-            terminal.say(text(f"run.{name}", path=path), whole=True)
+    run.progress.end(code, run.lines.values(), files)
     return code, run

@@ -93,7 +93,7 @@ class RunPage:
         return {
             "bars": [(lower[bar], upper[bar]) for bar in range(BARS)],
             "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9) if every],
-            "ticks": [_span(self._window * tick / 5).replace(_written(".0 s"), " s") for tick in range(6)],
+            "ticks": [_span(self._window * tick / 5) for tick in range(6)],
         }
 
 
@@ -113,6 +113,6 @@ def _written(number: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    if 0 < seconds < 10:
-        return _written(f"{seconds:.1f} s")
+    if seconds < 10:
+        return _written(f"{seconds:.1f}".removesuffix(".0")) + " s"
     return duration(round(seconds)).replace(" min 0 s", " min")

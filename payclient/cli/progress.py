@@ -5,7 +5,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from rich.live import Live
@@ -89,13 +89,17 @@ class Progress:
         terminal.say(text)
         self._emit(event, **facts)
 
-    def end(self, code: int, **files: object) -> None:
-        """Show that the run is over, and its outcomes."""
+    def end(self, code: int, lines: Iterable[Line], files: Mapping[str, str]) -> None:
+        """Show that the run is over: its outcomes, the reasons of what was not sent, and the files by their options."""
         tally = self._tally
         outcomes = tally.summary()
         self._emit("end", exit_code=code, done=tally.done, rows=self._rows, outcomes=outcomes, **files)
         if self._look == "auto":
             terminal.out().print(outcome_table(tally))
+        if self._look != "quiet":
+            _say_reasons(lines)
+            for name, path in files.items():
+                terminal.say(text(f"run.{name}", path=path), whole=True)
 
     def unfinished(self) -> tuple[dict[str, int], list[float]]:
         """Count the rows without a result, and return the seconds that each pending sale has left, in order.
@@ -186,7 +190,7 @@ def outcome_table(tally: Tally) -> Table:
     return table
 
 
-def say_reasons(lines: Iterable[Line]) -> None:
+def _say_reasons(lines: Iterable[Line]) -> None:
     """Print why rows were not sent, the commonest reasons first."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for line in lines:

@@ -221,7 +221,7 @@ Charge = Callable[..., Ran]
 
 @pytest.fixture
 def charge(tmp_path: Path, capfd: Said) -> Charge:
-    """Charge rows, or a file, of a service: `charge.csv`, `ledger.db` and `report.csv` lie in one folder."""
+    """Charge rows, or a file, of a service: `charges.csv`, `ledger.db` and `report.csv` lie in one folder."""
 
     def run(service: Service, rows: list[dict[str, Any]] | Path, *options: str) -> Ran:
         file = rows if isinstance(rows, Path) else write_csv(tmp_path / "charges.csv", rows)

@@ -198,7 +198,7 @@ def _say_reasons(lines: Iterable[Line]) -> None:
             words = sanitize_text(line.message).removeprefix(f"{NOT_SENT_YET}: ")
             reasons.setdefault((line.label, words), []).append(line.client_transaction_id)
     for (each, words), keys in sorted(reasons.items(), key=lambda found: -len(found[1]))[:REASONS]:
-        named = text("run.which", keys=terminal.listed(keys)) if each == OTHER_CONTENT else ""
+        named = f" ({terminal.listed(keys)})" if each == OTHER_CONTENT else ""
         terminal.say(f"{counted(len(keys), each)}{named}: {reason(words)}")
 
 
@@ -211,19 +211,18 @@ def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterato
     origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
     at_ledger = "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
     unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
-    if code == 130:
-        yield text("run.go_on", command=again)
-    elif code == 5:
-        yield text("todo.report", command=again)
-    elif unfinished:
-        yield text("todo.again", count=unfinished, command=again)
-    retry = again if "--retry" in again else f"{again} --retry refused"
     undecided = counts[State.UNKNOWN] + counts[State.EXPIRED]
-    for name, count, command in (
-        ("resolve", undecided, f"payclient ledger list --unresolved{at_ledger}"),
-        ("other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
-        ("refused", counts[State.REFUSED], retry),
-        ("cancelled", counts[State.CANCELLED], f"payclient charge NEW_FILE --report NEW_REPORT{at_ledger}"),
+    first = {130: "run.go_on", 5: "todo.report"}.get(code)
+    for key, count, command in (
+        (first or "todo.again", 1 if first else unfinished, again),
+        ("todo.resolve", undecided, f"payclient ledger list --unresolved{at_ledger}"),
+        ("todo.other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
+        ("todo.refused", counts[State.REFUSED], again if "--retry" in again else f"{again} --retry refused"),
+        (
+            "todo.cancelled",
+            counts[State.CANCELLED],
+            f"payclient charge NEW_FILE --report NEW_REPORT{at_ledger}",
+        ),
     ):
         if count:
-            yield text(f"todo.{name}", count=count, command=command, time=duration(window))
+            yield text(key, count=count, command=command, time=duration(window))

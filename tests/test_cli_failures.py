@@ -178,3 +178,14 @@ def test_a_batch_ends_soon_where_nobody_answers(willing: Service, charge: Charge
     lines = ran.report.values()
     assert {(line["state"], line["paid"]) for line in lines} == {("", "")}
     assert sum("5 charges in a row" not in line["message"] for line in lines) < 15
+
+
+def test_a_page_that_cannot_be_written_ends_no_run(
+    unwilling: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charge: Charge
+) -> None:
+    """The terminal says so, and does not name the page at the end."""
+    monkeypatch.setattr("payclient.cli.page.atomic_write", lambda _: os.open("/nowhere", os.O_RDONLY))
+    ran = charge(unwilling, rows_of("unpaged", 2), "--html", str(tmp_path / "page.html"))
+    assert ran.code == 3
+    assert ran.err.count("the page cannot be written: No such file or directory") == 1
+    assert "the page for people is in" not in ran.err

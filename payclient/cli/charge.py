@@ -104,8 +104,8 @@ def charge(
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
-    known = asyncio.run(read_ledger(options, limits, charge_rows(rows)))
-    skip_bad = written.skip_bad
+    charges, skip_bad = charge_rows(rows), written.skip_bad
+    known = asyncio.run(read_ledger(options, limits, charges))
     plan = Plan(file=rows, known=known, options=options, limits=limits, skip_bad=skip_bad, report=report)
     _show(plan, shown, can_send)
     if shown.dry_run:
@@ -116,7 +116,9 @@ def charge(
     if left_out is not None:
         write_file("--skip-bad", *left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
-    code, run = asyncio.run(charge_file(rows, options, limits, report, page=page, look=look))
+    run = Run(charges, limits, report=report, page=page, look=look)
+    code = asyncio.run(run.charge(options))
+    run.end(code)
     if look != "quiet":
         for line in next_steps(run.tally, location_of(options.ledger), code, window):
             terminal.say(line, whole=True)
@@ -181,21 +183,3 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
 def charge_rows(file: ChargeFile) -> list[ChargeRow]:
     """Return the good rows of a file, in its order."""
     return [ChargeRow(request=row.request, purchase=row.purchase) for row in file.rows if row.request]
-
-
-async def charge_file(
-    file: ChargeFile,
-    options: ChargeOptions,
-    limits: Limits,
-    report: Report | None,
-    *,
-    page: RunPage | None = None,
-    look: Look = "auto",
-) -> tuple[int, Run]:
-    """Charge the rows, print the outcome, and return the exit code with the run."""
-    run = Run(charge_rows(file), limits, report=report, page=page, look=look)
-    code = await run.charge(options)
-    written = {"report": report if run.reported else None, "html": page}
-    files = {name: str(one.path) for name, one in written.items() if one is not None}
-    run.progress.end(code, run.lines.values(), files)
-    return code, run

@@ -12,9 +12,10 @@ from cyclopts import Parameter
 
 from payclient.amounts import split_tax
 from payclient.cli import terminal
-from payclient.cli.charge import charge_file
+from payclient.cli.charge import charge_rows
 from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
+from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, profile_of
 from payclient.cli.simulate import settings_of
 from payclient.cli.texts import counted, label, text
@@ -62,8 +63,10 @@ async def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = N
             ledger=f"sqlite:{place / 'demo.db'}",
         )
         page = RunPage(place / "report.html", title=CHARGES, window=profile.sale_window)
-        rows = read_file(charges, profile=profile)
-        code, run = await charge_file(rows, options, Limits(), Report(place / "report.csv"), page=page)
+        rows = charge_rows(read_file(charges, profile=profile))
+        run = Run(rows, Limits(), report=Report(place / "report.csv"), page=page)
+        code = await run.charge(options)
+        run.end(code)
     if code == 130:
         terminal.say(text("demo.interrupted"))
         return code

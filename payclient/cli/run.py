@@ -97,7 +97,7 @@ class Run:
         #: An error ended the sending, or the batch stopped by itself.
         self._failed = False
         #: No write of the report has failed.
-        self.reported: bool = True
+        self._reported = True
 
     async def charge(self, options: ChargeOptions) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
@@ -113,6 +113,12 @@ class Run:
                     self._report.begin(self.lines.values())
                 await self._send(tracker)
                 return self._finish()
+
+    def end(self, code: int) -> None:
+        """Show that the run is over: its outcomes, and the files that were written, by their options."""
+        written = {"report": self._report, "html": self._page}
+        files = {name: str(each.path) for name, each in written.items() if each is not None}
+        self.progress.end(code, self.lines.values(), files)
 
     def _note(self, exchange: Exchange) -> None:
         now = time.monotonic()
@@ -219,7 +225,7 @@ class Run:
         try:
             write(lines)
         except OSError as error:
-            self._report, self.reported = None, False
+            self._report, self._reported = None, False
             self._fail(text("run.no_report", why=reason(error.strerror or "")))
 
     def _fail(self, why: str) -> None:
@@ -234,7 +240,7 @@ class Run:
             keys = (row.request.client_transaction_id for row in self._rows)
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self.tally.exit_code
-        if not self.reported:
+        if not self._reported:
             code = 5
         elif self._signals and code == 4:  # interrupted, with rows whose end is unknown
             code = 130

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,21 +203,6 @@ def test_no_phone_and_no_address_is_in_what_a_run_leaves(
     assert "Beto" in page.read_text()
 
 
-def test_a_report_ahead_of_the_ledger_is_a_refusal(silent: Service, tmp_path: Path, charge: Charge) -> None:
-    """Rows that it calls sent and not decided would be charged again by a ledger that does not know them."""
-    rows, report = rows_of("knows", 4), str(tmp_path / "r.jsonl")
-    assert charge(silent, rows, "--report", report, "--wait", "0").code == 4
-    text = Path(report).read_text()
-    assert {json.loads(row)["state"] for row in text.splitlines()} == {"pending"}
-    before = silent.counts()
-    (tmp_path / "ledger.db").unlink()
-    ran = charge(silent, rows, "--report", report, "--wait", "0")
-    assert ran.code == 2
-    assert "calls 4 rows paid or open that the ledger does not know (knows-0," in ran.err
-    assert silent.counts() == before
-    assert Path(report).read_text() == text
-
-
 @pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.xlsx"])
 def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
     willing: Service, tmp_path: Path, charge: Charge, name: str
@@ -228,11 +212,11 @@ def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
     options = ["--report", str(tmp_path / name), "--ignore-rest"]
     by_invoice = [*options, "--key", "invoice", "--ignore", "client_transaction_id"]
     assert charge(willing, rows, *options).code == 0
-    before = willing.counts()
+    before, report = willing.counts(), (tmp_path / name).read_bytes()
     ran = charge(willing, rows, *by_invoice)
     assert ran.code == 2
     assert f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0," in ran.err
-    assert willing.counts() == before
+    assert (willing.counts(), (tmp_path / name).read_bytes()) == (before, report)
     assert charge(willing, [row | {"amount_with_tax": 7000} for row in rows], *by_invoice).code == 0
 
 
@@ -332,10 +316,13 @@ def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None
         report.rewrite([LINES[0], attrs.evolve(other, state="cancelled")])
         assert read_report(path)["order-2"]["state"] == "cancelled"
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
-    Report(tmp_path / "r.jsonl").begin(LINES[:1])
+    Report(tmp_path / "r.jsonl").begin(
+        [*LINES, attrs.evolve(LINES[1], client_transaction_id="x", state="pending")]
+    )
     with (tmp_path / "r.jsonl").open("a") as file:
         file.write('{"client_transaction_id": "order-2", "state": "acc')
-    assert Report(tmp_path / "r.jsonl").earlier == {"row-1": (None, 125050, "USD")}
+    found = {"row-1": (None, 125050, "USD"), "row-2": None, "x": (None, 7, "USD")}
+    assert Report(tmp_path / "r.jsonl").earlier == found, "what is paid, or may be, has its place"
     (tmp_path / "there").mkdir()
     lost = Report(tmp_path / "there" / "r.xlsx", CARRIED)
     (tmp_path / "there").rmdir()

@@ -177,7 +177,6 @@ class Progress:
 
 def outcome_table(tally: Tally) -> Table:
     """Return a table of the outcomes: rows and money of each."""
-
     names = [text(f"progress.{name}") for name in ("outcome", "paid")]
     table = terminal.simple_table(*names, numbers=(text("plan.charges"), text("plan.total")))
     for each in LABELS:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -224,9 +225,8 @@ async def _pair_up(
 
     The attempts are read one by one: a ledger may be long.
     """
-    known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)} - {
-        None
-    }
+    ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
+    known = {*chain.from_iterable(ids)} - {None}
     found, unlisted = list[Record](), 0
     async with opened(url) as book:
         async for record in book.records():
@@ -285,11 +285,11 @@ def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> Non
     names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
     for kind, pairs, sums in (*classes, total):
-        sides = [
-            [terminal.money(cents[side], currency) for currency, cents in sums.items()] for side in (0, 1)
-        ]
+        sides = (
+            "\n".join(terminal.money(both[n], currency) for currency, both in sums.items()) for n in (0, 1)
+        )
         name = label(kind) if kind == "all" else text(f"class.{kind}")
-        table.add_row(name, counted(len(pairs)), *map("\n".join, sides))
+        table.add_row(name, counted(len(pairs)), *sides)
     terminal.out().print(table)
     for kind, pairs, _ in classes:
         if pairs and kind != Class.AGREED:

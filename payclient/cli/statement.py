@@ -14,7 +14,7 @@ from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import InvalidRequestError
 from payclient.events import sanitize_text
 from payclient.profile import ServiceProfile
-from payclient.rows.cells import CellError, Cells, RowError, find_mark
+from payclient.rows.cells import CellError, RowError, find_mark, read_cell
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
 from payclient.rows.records import Records, named, read_records
 from payclient.validation import to_service
@@ -102,7 +102,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
         if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
             faults.append(RowError(unnamed[0], None, "names no payment"))
         mark = _mark(file, options, [row.get("amount") for _, row in rows])
-        cells, signs = Cells(mark), options.signs(profile)
+        signs = options.signs(profile)
         entries, others, passed_over = list[Entry](), Counter[str](), list[Entry]()
         for line, row in rows:
             word = str(row.get("state") or "").strip()
@@ -110,7 +110,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
             if sign is None:
                 others[word if SHOWABLE.fullmatch(word) else "?"] += 1
             try:
-                entry = _entry(line, row, cells, sign, options.currency)
+                entry = _entry(line, row, mark, sign, options.currency)
                 (passed_over if sign is None else entries).append(entry)
             except CellError as error:
                 if sign is not None:
@@ -160,10 +160,12 @@ def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> s
     return options.decimal_mark or find_mark(texts)
 
 
-def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int | None, currency: str | None) -> Entry:
+def _entry(
+    line: int, row: Mapping[str, Any], mark: str | None, sign: int | None, currency: str | None
+) -> Entry:
     """Return the payment of a line; of one that is passed over (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
-    ids = {name: _shown(str(cells.read(row[name], KEY)).strip()) for name in names}
+    ids = {name: _shown(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
     number, cents = ids.get("transaction_id", ""), 0
     is_number = _NUMBER.fullmatch(number) is not None
     if sign is not None:
@@ -172,7 +174,7 @@ def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int | None, cu
             raise CellError("names no payment")
         if number and not is_number:
             raise CellError("transaction_id: must be a number, 1 or more")
-        cents = cells.read(amount, "amount")
+        cents = read_cell(amount, "amount", mark)
         if type(cents) is not int or cents < 0:
             raise CellError("amount: must be given")
         cents *= -1 if negative else sign

@@ -16,7 +16,7 @@ import attrs
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.rows.cells import MARKS, CellError, Cells, RowError, corrected_phone, faults_of, find_mark
+from payclient.rows.cells import MARKS, CellError, RowError, corrected_phone, faults_of, find_mark, read_cell
 from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format
 from payclient.rows.records import Records, Row, named, read_records
 from payclient.tracking.attempts import lane_text
@@ -114,9 +114,9 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         rows, empty, totals = _divide(file, header)
         if not rows:
             raise InvalidRequestError("has no rows")
-        cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
+        fixed = _constants(form, mark)
         for row in rows:
-            _read_row(row, columns_of(row.names), cells, fixed, profile)
+            _read_row(row, columns_of(row.names), mark, fixed, profile)
         _check_keys(rows)
         _check_zeros(rows)
         place = f", header in line {file.line}" if file.line > 1 else ""
@@ -131,7 +131,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
             unread=header.unread,
             empty=empty,
             total_lines=[row.line for row in totals],
-            total_faults=list(_check_total(totals[-1], rows, header, cells)) if totals else [],
+            total_faults=list(_check_total(totals[-1], rows, header, mark)) if totals else [],
         )
 
 
@@ -158,13 +158,13 @@ def _is_total(row: Row, header: Columns) -> bool:
     return bool(words or found & AMOUNTS) and not (found - words) & {KEY, "phone_number", "nick_name"}
 
 
-def _check_total(total: Row, rows: Iterable[Row], header: Columns, cells: Cells) -> Iterator[RowError]:
+def _check_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | None) -> Iterator[RowError]:
     """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
         for field in AMOUNTS & {*fields}:
             try:
                 column = [row.values[place] for row in (total, *rows)]
-                stated, *amounts = (None if cell == "" else cells.read(cell, field) for cell in column)
+                stated, *amounts = (None if cell == "" else read_cell(cell, field, mark) for cell in column)
             except (CellError, IndexError):
                 continue
             if stated not in (None, found := sum(amount or 0 for amount in amounts)):
@@ -185,14 +185,14 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
     values: dict[str, object] = {"country_code": None, "currency": None}
     for field, text in form.constants.items():
         try:
-            values[field] = Cells(mark).read(text, field)
+            values[field] = read_cell(text, field, mark)
         except CellError as error:
             raise ConfigurationError(f"--set {field}: {error}") from None
     return values
 
 
 def _read_row(
-    row: Row, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
+    row: Row, columns: Columns, mark: str | None, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> None:
     """Give a row its request, or the errors that forbid one."""
     row.spelled, count, wanted = columns.spelled, len(row.values), len(columns.names)
@@ -204,7 +204,7 @@ def _read_row(
         return
     for fault in columns.faults:
         row.add(None, fault)
-    values = _read_cells(row, columns, cells, constants, profile.phone_shapes)
+    values = _read_cells(row, columns, mark, constants, profile.phone_shapes)
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
@@ -223,18 +223,19 @@ def _read_row(
 
 
 def _read_cells(
-    row: Row, columns: Columns, cells: Cells, constants: Mapping[str, Any], shapes: Mapping[str, str]
+    row: Row, columns: Columns, mark: str | None, constants: Mapping[str, Any], shapes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the values of the cells that are not empty, and the constants; a bad cell is an empty text."""
     for number, (name, cell) in enumerate(zip(columns.names, row.values, strict=True), 1):
         if not name and cell not in ("", None):
             row.add(f"column {number}", "has a value and no name")
-    empty = (None,) if cells.json else (None, "")
+    is_json = row.source != ""
+    empty = (None,) if is_json else (None, "")
     given = {field: cell for field, cell in columns.by_field(row.values).items() if cell not in empty}
     values, currency = {**constants}, given.get("currency", constants["currency"])
     for field, cell in given.items():
         try:
-            values[field] = cells.read(cell, field, str(currency))
+            values[field] = read_cell(cell, field, mark, json=is_json, currency=str(currency))
         except CellError as error:
             values[field] = ""
             row.add(field, str(error))

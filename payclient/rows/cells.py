@@ -121,40 +121,33 @@ _DAMAGES: Sequence[tuple[frozenset[str] | None, re.Pattern[str], str]] = (
 )
 
 
-@attrs.frozen
-class Cells:
-    """How the cells of one file are read."""
+def read_cell(
+    cell: Any, field: str, mark: str | None, *, json: bool = False, currency: str | None = None
+) -> Any:
+    """Return the value of a text, or of a typed cell. Raises `CellError`.
 
-    #: The decimal mark of amounts in units; None: amounts are whole cents.
-    mark: str | None = None
-    #: The values have types already, which the model checks.
-    json: bool = False
-
-    def read(self, cell: Any, field: str, currency: str | None = None) -> Any:
-        """Return the value of a text, or of a typed cell; an amount may have the sign of this currency, or (None) any.
-
-        Raises `CellError`.
-        """
-        mark = self.mark
-        if field == "order":
-            return _order_of(cell)
-        if not isinstance(cell, str):
-            if self.json:
-                return cell
-            cell, mark = _text_of(cell, field), mark and "."
-        if self.json or field not in INTEGERS | {"by_nick_name"}:
-            _check_damage(cell, field)
+    `mark`: the decimal mark of amounts in units; None: amounts are whole cents. `json`: the values have types already,
+    which the model checks. `currency`: an amount may have its sign, or (None) any.
+    """
+    if field == "order":
+        return _order_of(cell)
+    if not isinstance(cell, str):
+        if json:
             return cell
-        if field == "by_nick_name":
-            if cell not in ("true", "false"):
-                raise CellError("must be true or false")
-            return cell == "true"
-        if mark is not None and field in AMOUNTS:
-            return cents_of(cell, mark, currency)
-        if not _INTEGER.fullmatch(cell):
-            cents = "must be whole cents (write 10.50 as 1050), or use --amounts decimal"
-            raise CellError(cents if field in AMOUNTS else "must be a whole number")
-        return int(cell)
+        cell, mark = _text_of(cell, field), mark and "."
+    if json or field not in INTEGERS | {"by_nick_name"}:
+        _check_damage(cell, field)
+        return cell
+    if field == "by_nick_name":
+        if cell not in ("true", "false"):
+            raise CellError("must be true or false")
+        return cell == "true"
+    if mark is not None and field in AMOUNTS:
+        return cents_of(cell, mark, currency)
+    if not _INTEGER.fullmatch(cell):
+        cents = "must be whole cents (write 10.50 as 1050), or use --amounts decimal"
+        raise CellError(cents if field in AMOUNTS else "must be a whole number")
+    return int(cell)
 
 
 def _check_damage(cell: str, field: str) -> None:

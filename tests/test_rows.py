@@ -96,17 +96,6 @@ def test_a_row_may_say_what_it_is_for(read: Read) -> None:
 # --- CSV
 
 
-def test_a_spreadsheets_file_is_taken_as_it_is(read: Read) -> None:
-    """BOM, CRLF, semicolons, the service's spelling, quotes, and rows left blank at the end."""
-    text = (
-        "\ufeffphoneNumber;countryCode;currency;amountWithoutTax;clientTransactionId;reference\r\n"
-        '0991112223;593;USD;1000;order-1;"Café; with ""milk"""\r\n'
-        ";;;;;\r\n"
-        "\r\n"
-    )
-    assert the_request(read(text)).reference == 'Café; with "milk"'
-
-
 @pytest.mark.parametrize("column", ["reference", "invoiceNo"])
 def test_another_column_is_the_key(read: Read, column: str) -> None:
     """One that the model does not know, or one that keeps its own meaning; of CSV and of JSON alike."""

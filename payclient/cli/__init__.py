@@ -30,19 +30,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 2
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
-        print(installed_version())
+        from importlib.metadata import version  # imported slowly
+
+        print(version("payclient"))
         return 0
     from payclient.cli.app import run
 
     # Language and settings are those of one run, also where a program makes several.
     return copy_context().run(run, arguments)
-
-
-def installed_version() -> str:
-    """Return the version that is installed."""
-    from importlib.metadata import PackageNotFoundError, version  # imported slowly
-
-    try:
-        return version("payclient")
-    except PackageNotFoundError:
-        return "0 (not installed)"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from payclient.cli import installed_version, terminal
+from payclient.cli import terminal
 from payclient.cli.configuration import Configuration
 from payclient.cli.texts import choose_language, language, language_option, reason, text
 from payclient.errors import PayError, RefusedError, TransportError
@@ -32,7 +32,6 @@ def make_app(command: str | None) -> App:
         help="Charge people by push request, and know what happened.",
         help_format="markdown" if command else "plaintext",  # importing Markdown is slow
         help_formatter=formatter,
-        version=installed_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
         exit_on_error=False,

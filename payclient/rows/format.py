@@ -171,14 +171,6 @@ class Format(Layout):
         """The value of each field that is the same in every row."""
         return self.pairs("--set", "must be FIELD=VALUE", self.set)
 
-    def keeps(self, name: str) -> bool:
-        """Return whether a report takes a column over, whatever its accents and capitals."""
-        return plain(name) in map(plain, self.keep)
-
-    def passes_over(self, name: str) -> bool:
-        """Return whether a column of no known name may stand in the file."""
-        return self.ignore_rest or name in ("", FAULT, *self.ignore) or self.keeps(name)
-
 
 class Columns:
     """The meaning of the names in a header, or in one JSON object."""
@@ -190,10 +182,15 @@ class Columns:
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.columns[KEY]} | self.by_field(self.names)
         others = [(n, name) for n, name in enumerate(self.names, 1) if not self.fields[n - 1]]
+        kept, ignored = {*map(plain, form.keep)}, {"", FAULT, *form.ignore}
         #: Columns that are neither read nor kept.
-        self.unread: list[str] = [name for _, name in others if name and not form.keeps(name)]
+        self.unread: list[str] = [name for _, name in others if name and plain(name) not in kept]
         #: Faults of the names.
-        self.faults: list[str] = [_unknown(name, n, form) for n, name in others if not form.passes_over(name)]
+        self.faults: list[str] = [
+            _unknown(name, n, form)
+            for n, name in others
+            if not (form.ignore_rest or name in ignored or plain(name) in kept)
+        ]
         for field, count in sorted(self.known.items()):
             if count > 1:
                 self.faults.append(f"{field} is there twice")

@@ -222,7 +222,7 @@ def carried_from(
         )
 
     def kept(row: Row) -> list[str]:
-        cells = row.cells if keep else {}
+        cells = row.by_name if keep else {}
         return [tables.cell_text(cells.get(plain(name)), dialect.mark) for name in keep]
 
     return Carried(

@@ -88,10 +88,10 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
         _check_columns(file, options)
         rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
         for each in file.rows:
-            if each.fault is not None and not each.values:
+            if each.fault is not None and not each.cells:
                 faults.append(RowError(each.line, None, each.fault))
-            elif any(cell not in ("", None) for cell in each.values):
-                found = list(zip(each.names, each.values, strict=False))
+            elif any(cell not in ("", None) for cell in each.cells):
+                found = list(zip(each.names, each.cells, strict=False))
                 _check_state(found, options)
                 rows.append(
                     (each.line, {field: cell for name, cell in found for field in options.fields_of(name)})

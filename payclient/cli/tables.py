@@ -139,7 +139,7 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
         return "".join(lines).encode("utf-8", "surrogateescape")
     names = [name.strip() for name in file.records.names]
     faults = ("; ".join(reason(error.words) for error in row.errors) for row in file.bad)
-    rows = [(names, FAULT), *zip(([*row.values] for row in file.bad), faults, strict=True)]
+    rows = [(names, FAULT), *zip(([*row.cells] for row in file.bad), faults, strict=True)]
     places = [number for number, name in enumerate(names) if name != FAULT]
     return codecs.BOM_UTF8 + b"".join(
         csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
@@ -166,9 +166,9 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     except InvalidRequestError:
         table = Records(description="", rows=[])
     rows = [
-        dict(zip(each.names, each.values, strict=True))
+        dict(zip(each.names, each.cells, strict=True))
         for each in table.rows
-        if each.names and len(each.names) == len(each.values)
+        if each.names and len(each.names) == len(each.cells)
     ]
     if {*wanted} - {*table.names, *(rows[0] if rows else ())}:
         raise ConfigurationError(

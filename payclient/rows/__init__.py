@@ -139,7 +139,7 @@ def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[
     """Return the rows of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.rows, [], []
-    rows = [each for each in file.rows if each.fault or any(cell != "" for cell in each.values)]
+    rows = [each for each in file.rows if each.fault or any(cell != "" for cell in each.cells)]
     count = len(rows)
     while count and _is_total(rows[count - 1], header):
         count -= 1
@@ -150,9 +150,9 @@ def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[
 
 def _is_total(row: Row, header: Columns) -> bool:
     """Return whether a row names no customer and no key, and holds an amount or the word total."""
-    if len(row.values) != len(header.names):
+    if len(row.cells) != len(header.names):
         return False
-    given = [(fields, cell) for fields, cell in zip(header.fields, row.values, strict=True) if cell != ""]
+    given = [(fields, cell) for fields, cell in zip(header.fields, row.cells, strict=True) if cell != ""]
     words = {field for fields, cell in given for field in fields or [""] if _TOTAL.match(str(cell))}
     found = {field for fields, _ in given for field in fields}
     return bool(words or found & AMOUNTS) and not (found - words) & {KEY, "phone_number", "nick_name"}
@@ -163,7 +163,7 @@ def _check_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | N
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
         for field in AMOUNTS & {*fields}:
             try:
-                column = [row.values[place] for row in (total, *rows)]
+                column = [row.cells[place] for row in (total, *rows)]
                 stated, *amounts = (None if cell == "" else read_cell(cell, field, mark) for cell in column)
             except (CellError, IndexError):
                 continue
@@ -174,8 +174,8 @@ def _check_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | N
 def _amounts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     for row in rows:
-        if len(row.values) == len(header.names):
-            found = header.by_field(row.values)
+        if len(row.cells) == len(header.names):
+            found = header.by_field(row.cells)
             yield from (found[field] for field in AMOUNTS & found.keys() if isinstance(found[field], str))
     yield from (text for field, text in form.constants.items() if field in AMOUNTS)
 
@@ -195,7 +195,7 @@ def _read_row(
     row: Row, columns: Columns, mark: str | None, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> None:
     """Give a row its request, or the errors that forbid one."""
-    row.spelled, count, wanted = columns.spelled, len(row.values), len(columns.names)
+    row.spelled, count, wanted = columns.spelled, len(row.cells), len(columns.names)
     if row.fault is not None:
         row.add(None, row.fault)
     elif count != wanted:
@@ -226,12 +226,12 @@ def _read_cells(
     row: Row, columns: Columns, mark: str | None, constants: Mapping[str, Any], shapes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the values of the cells that are not empty, and the constants; a bad cell is an empty text."""
-    for number, (name, cell) in enumerate(zip(columns.names, row.values, strict=True), 1):
+    for number, (name, cell) in enumerate(zip(columns.names, row.cells, strict=True), 1):
         if not name and cell not in ("", None):
             row.add(f"column {number}", "has a value and no name")
     is_json = row.source != ""
     empty = (None,) if is_json else (None, "")
-    given = {field: cell for field, cell in columns.by_field(row.values).items() if cell not in empty}
+    given = {field: cell for field, cell in columns.by_field(row.cells).items() if cell not in empty}
     values, currency = {**constants}, given.get("currency", constants["currency"])
     for field, cell in given.items():
         try:

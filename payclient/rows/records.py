@@ -60,7 +60,7 @@ class Row:
     line: int
     names: tuple[str, ...] = attrs.field(repr=False)
     #: None where the row cannot be read; those of a hidden row are there.
-    values: Sequence[Any] = attrs.field(repr=False)
+    cells: Sequence[Any] = attrs.field(repr=False)
     #: Why the row as a whole cannot be charged.
     fault: str | None = None
     #: The line of JSONL as it stands.
@@ -77,9 +77,9 @@ class Row:
     errors: list[RowError] = attrs.field(factory=list)
 
     @property
-    def cells(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, Any]:
         """The row's cells by the plain names of their columns; none where the line cannot be read."""
-        return dict(zip((plain(name.strip()) for name in self.names), self.values, strict=False))
+        return dict(zip((plain(name.strip()) for name in self.names), self.cells, strict=False))
 
     def add(self, field: str | None, why: str) -> None:
         """Add an error of a field, or (None) of the whole row, which then is not sent."""

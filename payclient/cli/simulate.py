@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -129,20 +129,18 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
 def settings_of(profile: ServiceProfile) -> Settings:
     """Return the settings of a simulated service that behaves as the profile describes."""
     alike = ("sale_window", "form_window", "nick_name_flag", "language_field")
-    settings = Settings(
-        **{name: getattr(profile, name) for name in alike},
+    given: dict[str, Any] = {name: getattr(profile, name) for name in alike}
+    if status := profile.status or (STATUS if profile is DOCUMENT else None):
+        given |= {
+            "status_by_transaction_id": status.by_transaction_id,
+            "status_by_client_transaction_id": status.by_client_transaction_id,
+            "state_field": status.state_field,
+            "state_words": {state: word for word, state in status.states.items()},
+        }
+    return Settings(
+        **given,
         wallet_link_field=profile.wallet_link_field or "payWithWallet",
         optional_fields=frozenset({"phoneNumber"} if profile.phone_optional_with_nick_name else ()),
         duplicate_code=min(profile.duplicate_codes, default=None),
         not_found=(404, min(profile.not_found_codes, default=20)),
-    )
-    status = profile.status or (STATUS if profile is DOCUMENT else None)
-    if status is None:
-        return settings
-    return attrs.evolve(
-        settings,
-        status_by_transaction_id=status.by_transaction_id,
-        status_by_client_transaction_id=status.by_client_transaction_id,
-        state_field=status.state_field,
-        state_words={state: word for word, state in status.states.items()},
     )

@@ -112,26 +112,10 @@ def listed(out: str) -> dict[str, str]:
 UNRESOLVED = ("sending", "unknown", "expired", "refused", "reversing")
 
 
-def test_list_shows_what_is_open_and_why(book: Book, capfd: Said) -> None:
-    """Without options: the open sales, each with a reason in words, and how many wait for a person."""
-    assert main(["ledger", "list"]) == 0
-    said = capfd.readouterr()
-    lines = listed(said.out)
-    assert lines.keys() == {f"order-{state}" for state in (*UNRESOLVED, "pending")}
-    for state, words in (
-        ("sending", "its process ended while it was being sent"),
-        ("unknown", "no usable answer came: it may exist"),
-        ("pending", "the customer's time is over"),
-        ("expired", "presumed cancelled, not proven"),
-    ):
-        assert words in lines[f"order-{state}"]
-    assert all("unknown" in line and "USD 11.50" in line for line in lines.values())
-    assert "6 shown, 5 of them unresolved" in said.err
-
-
 @pytest.mark.parametrize(
     ("options", "states", "said"),
     [
+        ("", [*UNRESOLVED, "pending"], "6 shown, 5 of them unresolved"),
         ("--state accepted", ["accepted"], "1 shown"),
         ("--state refused", [], "no such sale"),  # a sale counts by its newest attempt
         ("--unresolved", UNRESOLVED, "5 shown, 5 of them unresolved"),
@@ -145,14 +129,17 @@ def test_list_shows_what_is_open_and_why(book: Book, capfd: Said) -> None:
 def test_list_by_state_and_need(
     book: Book, monkeypatch: pytest.MonkeyPatch, capfd: Said, options: str, states: list[str], said: str
 ) -> None:
-    """A decided state is listed too; unresolved is what is unknown, or expired after its last query."""
+    """By default what is open. A decided state is listed too; unresolved is what is unknown, or expired long ago."""
     monkeypatch.chdir(book.path.parent)
     Path("slow.toml").write_text('name = "slow"\nsale_window = 400000000')
     assert main(["ledger", "init", "--ledger", "sqlite:empty.db"]) == 0
     capfd.readouterr()
     assert main(["ledger", "list", *options.split()]) == 0
     printed = capfd.readouterr()
-    assert listed(printed.out).keys() == {f"order-{state}" for state in states}
+    lines = listed(printed.out)
+    assert lines.keys() == {f"order-{state}" for state in states}
+    for key, line in lines.items():
+        assert f" {PAID_WORDS[book.get(key).state.paid]} USD 11.50 " in line
     assert said in printed.err
 
 
@@ -166,20 +153,23 @@ def test_expired_is_unresolved_only_after_its_last_query() -> None:
     assert "a run that is open asks until" in why(record, NOW + 100, 300)
 
 
-def test_why_in_other_words() -> None:
-    """A candidate, a notification, a refusal and a customer who still can approve are told."""
-    sent = fresh("order-1")
+def test_why_in_words() -> None:
+    """What each state rests on; a candidate, a notification and a customer who still can approve are told."""
     created = Created(at=NOW, transaction_id=8, expires_at=NOW + 300)
-    for events, words in (
-        ([Lost(at=NOW, expires_at=NOW + 330, candidate_id=99)], "transaction 99 was heard of, unproven"),
-        ([created, Notified(at=NOW + 5, transaction_id=8)],
+    for events, later, words in (
+        ([], 6, "being sent, or its process has just ended"),
+        ([], 61, "its process ended while it was being sent"),
+        ([Lost(at=NOW, expires_at=NOW + 330)], 6, "no usable answer came: it may exist"),
+        ([Lost(at=NOW, expires_at=NOW + 330, candidate_id=99)], 6, "transaction 99 was heard of, unproven"),
+        ([created, Notified(at=NOW + 5, transaction_id=8)], 6,
          "the customer has not answered; can until 2023-11-14 22:18:20 +0000; a notification came"),
-        ([Refused(at=NOW, error_type="X", error_code=22, messages=("no", "busy"))],
+        ([created], 301, "the customer's time is over"),
+        ([created, Expired(at=NOW + 300)], 900, "presumed cancelled, not proven"),
+        ([Refused(at=NOW, error_type="X", error_code=22, messages=("no", "busy"))], 6,
          "the service refused it: no; busy (code 22)"),
-        ([Refused(at=NOW, error_type="UnauthorizedError")], "the service refused it: UnauthorizedError"),
-        ([], "being sent, or its process has just ended"),
+        ([Refused(at=NOW, error_type="UnauthorizedError")], 6, "the service refused it: UnauthorizedError"),
     ):  # fmt: skip
-        assert words in why(after(sent, *events), NOW + 6, 300.0)
+        assert words in why(after(fresh("order-1"), *events), NOW + later, 300.0)
 
 
 # --- show

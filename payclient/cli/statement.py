@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import InvalidRequestError
-from payclient.events import sanitize_text
+from payclient.events import escape_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, RowError, find_mark, read_cell
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
@@ -165,7 +165,7 @@ def _entry(
 ) -> Entry:
     """Return the payment of a line; of one that is passed over (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
-    ids = {name: _shown(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
+    ids = {name: escape_text(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
     number, cents = ids.get("transaction_id", ""), 0
     is_number = _NUMBER.fullmatch(number) is not None
     if sign is not None:
@@ -183,13 +183,8 @@ def _entry(
         transaction_id=int(number) if is_number else None,
         client_transaction_id=ids.get(KEY),
         amount=cents,
-        currency=_shown(str(row.get("currency") or "").strip()) or currency,
+        currency=escape_text(str(row.get("currency") or "").strip()) or currency,
     )
-
-
-def _shown(text: str) -> str:
-    """Return a text of the statement as a terminal may show it; what is not printable is never of this ledger."""
-    return text if text.isprintable() else sanitize_text(text)
 
 
 def _mark_doubted(entries: Iterable[Entry], passed_over: Sequence[Entry]) -> list[Entry]:

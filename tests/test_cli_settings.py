@@ -147,9 +147,10 @@ def test_statement_section(shop: Path, tmp_path: Path, monkeypatch: pytest.Monke
     capfd.readouterr()
     assert main(["reconcile", "shop/estado.csv"]) == 0
     assert (shop / "diferencias.csv").exists()
-    (shop / "payclient.toml").write_text("[reconcile]\nkey = 'clave'\n")
-    assert main(["reconcile", "shop/estado.csv"]) == 2
-    assert "key" in capfd.readouterr().err
+    for name in ("key", "yes", "statement", "ignore"):
+        (shop / "payclient.toml").write_text(f"[reconcile]\n{name} = 'clave'\n")
+        assert main(["reconcile", "shop/estado.csv"]) == 2
+        assert f"{name}: a setting must be one of" in capfd.readouterr().err
 
 
 def test_every_setting_is_an_option_of_charge(capfd: Said) -> None:

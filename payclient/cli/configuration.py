@@ -48,7 +48,10 @@ class Configuration:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
-        options = {_plain(each.name.removeprefix("--")): each for each in arguments}
+        found = (
+            each for each in arguments if each.name.startswith("--") and each.parameter.parse is not False
+        )
+        options = {_plain(each.name.removeprefix("--")): each for each in found}
         path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
         values = {} if path is None else self._read(path, commands[0], options.keys())
         given = {name: each.tokens for name, each in options.items() if each.tokens}
@@ -104,7 +107,7 @@ class Configuration:
             )
         for section in (table, *batches.values()):
             _check_names(path, section, SETTINGS)
-        _check_names(path, reconcile, options if command == "reconcile" else None)
+        _check_names(path, reconcile, {*options} - {"yes"} if command == "reconcile" else None)
         above, own = ({_plain(name): value for name, value in each.items()} for each in (table, batch))
         for name in _PAIRS & own.keys():
             if isinstance(own[name], dict) and isinstance(above.get(name), dict):

@@ -157,9 +157,8 @@ class Books:
         self._by_client_id[sale.client_transaction_id].append(sale)
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
         if self.answers is not None:
-            answer, delay = self.answers.draw(sale.client_transaction_id)
+            answer, delay, reason = self.answers.draw(sale.client_transaction_id)
             if answer != "ignored" and delay < settings.sale_window:  # at the very end the expiry wins
-                reason = self.answers.reason(sale.client_transaction_id) if answer == "rejected" else None
                 self.timetable.after(delay, self._happen, sale, answer, reason)
         return sale
 

@@ -40,15 +40,12 @@ OPERATIONS: Final = (
     "use_accounts", "change_settings", "set_time_of_day", "advance", "restart",
 )  # fmt: skip
 
-#: JSON's names of the types that arguments have, and which of them a value that came is.
-_NAMES: Final = {
-    str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Mapping: "object",
+#: JSON's types, with Python's of a value that comes, and the last for an argument that is wanted.
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (NoneType,),
+    "object": (dict, Mapping),
 }  # fmt: skip
-_NAMED: Final = {
-    **{kind: {name} for kind, name in _NAMES.items()},
-    int: {"integer", "number"},
-    dict: {"object"},
-}
+_NAMES: Final = {types[-1]: name for name, types in _TYPES.items()}
 _REFUSED: Final = {
     400: "An argument is missing, unknown or of another type; nothing was done.",
     403: "A page of another site, or a host name that is not this machine's.",
@@ -156,15 +153,15 @@ def _is_local_name(name: str) -> bool:
 def arguments_of(service: type, operation: str) -> dict[str, Any]:
     """Return the JSON schema of an operation's arguments, from the signature of its method."""
     method = inspect.getattr_static(service, operation, None)
-    parameters = list(inspect.signature(method).parameters.values())[1:] if inspect.isfunction(method) else []
-    return _object({one.name: (one.annotation, one.default is one.empty) for one in parameters})
+    return _parameters(method if inspect.isfunction(method) else object)  # an attribute has none
 
 
-def _object(members: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
+def _parameters(function: Any) -> dict[str, Any]:
+    found = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
     return {
-        "type": "object",
-        "properties": {name: _schema(hint) for name, (hint, _) in members.items()},
-        "required": [name for name, (_, is_required) in members.items() if is_required],
+        "type": ["object"],
+        "properties": {one.name: _schema(one.annotation) for one in found},
+        "required": [one.name for one in found if one.default is one.empty],
         "additionalProperties": False,
     }
 
@@ -172,7 +169,7 @@ def _object(members: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
 def _schema(hint: Any) -> dict[str, Any]:
     """Return the JSON schema of an argument's type."""
     if hint is Fault:
-        schema = _object({one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)})
+        schema = _parameters(Fault)
         schema["properties"]["kind"] = {"enum": list(KINDS)}
         return schema
     hints = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
@@ -182,14 +179,13 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 
 def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
-    """Raise ValueError for a value that the schema does not allow, or a number that is not finite."""
+    """Raise ValueError for a value that the schema does not allow."""
     if "enum" in schema:
         if not isinstance(value, str | None) or value not in schema["enum"]:
             raise ValueError(f"{name} must be one of {', '.join(filter(None, schema['enum']))}")
         return
-    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not _NAMED.get(type(value), set()) & {*kinds}:
-        raise ValueError(f"{name} must be of type {' or '.join(kinds)}")
+    if not any(type(value) in _TYPES[kind] for kind in schema["type"]):
+        raise ValueError(f"{name} must be of type {' or '.join(schema['type'])}")
     if "properties" in schema:
         for member in (*schema["required"], *value):
             if member not in value or member not in schema["properties"]:

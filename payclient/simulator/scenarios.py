@@ -56,22 +56,19 @@ class Answers:
                 raise ValueError(f"{name} must be a number, not {number!r}") from None
         return cls(**chances, delay=delay, seed=seed)
 
-    def reason(self, client_transaction_id: str) -> Reason | None:
-        """Return the reason of a decline."""
-        chance = Random(f"{self.seed}:{client_transaction_id}:reason")  # noqa: S311 - no secret
-        return chance.choice(self.reasons) if self.reasons else None
-
-    def draw(self, client_transaction_id: str) -> tuple[Answer, float]:
-        """Return the answer to this sale's push and the seconds until it is given."""
+    def draw(self, client_transaction_id: str) -> tuple[Answer, float, Reason | None]:
+        """Return the answer to this sale's push, the seconds until it is given, and the bank's reason."""
         # Random hashes a text with SHA-512: the same in every process, and no secret hangs on it.
         chance = Random(f"{self.seed}:{client_transaction_id}")  # noqa: S311 - no secret
         point = chance.random()
         bounds: dict[Answer, float] = {"approved": self.approve, "rejected": self.approve + self.reject}
         answer: Answer = next((each for each, bound in bounds.items() if point < bound), "ignored")
         if callable(self.delay):
-            return answer, max(0.0, self.delay(chance))
-        median, sigma = self.delay
-        return answer, chance.lognormvariate(math.log(median), sigma)
+            delay = max(0.0, self.delay(chance))
+        else:
+            median, sigma = self.delay
+            delay = chance.lognormvariate(math.log(median), sigma)
+        return answer, delay, chance.choice(self.reasons) if answer == "rejected" and self.reasons else None
 
 
 #: The service's test mode approves everything, at once (V).

@@ -268,7 +268,8 @@ async def test_the_page_makes_samples_without_a_token_and_chooses_scenarios() ->
         _, choices = await call("choices")
         assert choices["scenarios"] == {name: one.meaning for name, one in SCENARIOS.items()}
         assert (await call("use_scenario", name="flaky-gateway"))[0] == 200
-        assert service.faults.chances == SCENARIOS["flaky-gateway"].faults
+        chosen = SCENARIOS["flaky-gateway"]
+        assert (service.faults.chances, service.answers) == (chosen.faults, chosen.answers)
 
 
 # The OpenAPI document

@@ -381,17 +381,6 @@ async def test_a_scenario_charges_nobody_twice_and_every_wait_ends(name: str) ->
                 assert result.client_transaction_id not in how
 
 
-async def test_a_scenario_may_change_while_it_runs(service: Simulator, tracker: Tracker) -> None:
-    """What is created from now on meets the new customers and faults."""
-    service.use_scenario("declined-cards")
-    pending = await tracker.sale(request())
-    assert (await settled(service, pending.wait())).state is State.CANCELLED
-    service.use_scenario("by-hand")
-    pending = await tracker.sale(request("order-2"))
-    await service.advance(250)
-    assert (await pending.check()).state is State.PENDING
-
-
 async def test_what_one_service_has_beside_the_document_meets_faults_too() -> None:
     """Confirm, Cancel and Reverse are known by what they are, wherever the settings put them."""
     operations = ["confirm", "cancel", "reverse"]

@@ -51,54 +51,6 @@ def changed(**settings: Any) -> pytest.MarkDecorator:
 # What clients send
 
 
-OFFICIAL = {  # names in capitals, everything there is, nulls for what is not
-    "Amount": 1150, "AmountWithOutTax": None, "AmountWithTax": 1000, "Tax": 150, "Service": None, "Tip": None,
-    "PhoneNumber": "0984111222", "CountryCode": "593", "ClientTransactionId": "order-1", "ClientUserId": None,
-    "Lat": None, "Lng": None, "Reference": None, "StoreId": "S1", "TerminalId": None, "DeferredType": None,
-    "ManualTax": None, "ChargeByNickName": False, "NickName": "", "TimeZone": -5, "Currency": "USD",
-}  # fmt: skip
-SCRIPT = {  # numbers from the inputs of a page
-    "amount": "1150", "amountWithTax": "1000", "amountWithoutTax": "0", "tax": "150", "clientTransactionId": "order-1",
-    "phoneNumber": "0984111222", "countryCode": 593, "timeZone": "-5", "lat": -1.831239, "chargeByNickName": "false",
-    "somethingElse": {"a": 1},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        {"json": OFFICIAL},
-        {"json": SCRIPT},
-        {"data": {**sale_of(), "service": "", "reference": ""}},
-        {"json": OFFICIAL, "headers": {"authorization": "bearer token-1"}},
-        {"data": json.dumps(OFFICIAL), "headers": {**BEARER, "Content-Type": "text/json; charset=utf-8"}},
-    ],
-    ids=["official", "script", "form", "bearer", "text/json"],
-)
-@changed(duplicate_code=None)
-async def test_each_client_s_body_makes_the_same_sale(client: Client, sent: dict[str, Any]) -> None:
-    """Capitals, nulls, unknown fields, numbers as text and text as numbers, a web form's pairs."""
-    for number, path in enumerate(("/api/Sale", "/API/sale"), 1001):
-        assert await client.send("POST", path, **sent) == (200, {"transactionId": number})
-        sale = client.service.sales[number]
-        assert (sale.client_transaction_id, sale.amount, sale.currency) == ("order-1", 1150, "USD")
-        assert sale.customer in ("593 0984111222", "593 0900000001")
-        await client.service.reject(number)
-
-
-async def test_capitals_prepare_a_form(client: Client) -> None:
-    """What a shop's plugin sends: a number as the merchant's id, capitals, null for no language."""
-    order = {"BillTo": {"BillToId": "12", "Country": "EC"}, "LineItems": [{"Quantity": "1"}]}
-    body = {
-        "Amount": 1150, "AmountWithOutTax": 1150, "AmountWithTax": 0, "Tax": 0, "ClientTransactionId": 1042,
-        "StoreId": None, "ResponseUrl": BACK, "CancellationUrl": None, "Lang": "en", "Order": order,
-    }  # fmt: skip
-    status, answer = await client.post("/api/Button/prepare", body)
-    assert status == 200, answer
-    form = client.service.forms[answer["paymentId"]]
-    assert (form.client_transaction_id, form.language, form.response_url) == ("1042", "en", BACK)
-
-
 def written(value: object, chance: Random) -> object:
     """A value as some client writes it."""
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ from payclient.simulator import Fault, Simulator
 from simulated import sale_of
 
 if TYPE_CHECKING:
-    from playwright.async_api import ConsoleMessage, Error, Page, Request, ViewportSize
+    from playwright.async_api import Browser, Page, ViewportSize
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,12 +24,9 @@ NARROW: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def tab() -> AsyncIterator[Page]:
-    """One for all the tests."""
-    async with open_browser() as browser:
-        page = await browser.new_page()
-        page.set_default_timeout(60_000)
-        yield page
+async def browser() -> AsyncIterator[Browser]:
+    async with open_browser() as it:
+        yield it
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -39,47 +36,30 @@ async def service() -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def page_of(page: Page, service: Simulator) -> AsyncIterator[Page]:
+async def page_of(browser: Browser, service: Simulator) -> AsyncIterator[Page]:
     """The page, which must load nothing from elsewhere and have nothing to complain about."""
     complaints: list[str] = []
-    elsewhere: list[str] = []
-
-    def complain(said: ConsoleMessage) -> None:
-        if said.type == "error":
-            complaints.append(said.text)
-
-    def look(request: Request) -> None:
-        if not request.url.startswith((service.url, "data:")):
-            elsewhere.append(request.url)
-
-    def fail(error: Error) -> None:
-        complaints.append(str(error))
-
-    await page.goto("about:blank")
-    await page.set_viewport_size(WIDE)
-    page.on("pageerror", fail)
-    page.on("console", complain)
-    page.on("request", look)
-    try:
+    requested: list[str] = []
+    async with await browser.new_page(viewport=WIDE) as page:
+        page.set_default_timeout(60_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.extend([said.text] if said.type == "error" else []))
+        page.on("request", lambda request: requested.append(request.url))
         await page.goto(service.url)
         await page.get_by_text("No real money moves.").wait_for()
         yield page
-        assert (complaints, elsewhere) == ([], [])
-    finally:
-        page.remove_listener("pageerror", fail)
-        page.remove_listener("console", complain)
-        page.remove_listener("request", look)
-        await page.goto("about:blank")
+    assert complaints == []
+    assert [url for url in requested if not url.startswith((service.url, "data:"))] == []
 
 
 def sell(service: Simulator, number: int, **changes: object) -> None:
     service.create_sale(sale_of(number, **{"storeId": "Café Central", **changes}))
 
 
-async def test_pushes_on_the_phone(tab: Page, service: Simulator) -> None:
+async def test_pushes_on_the_phone(browser: Browser, service: Simulator) -> None:
     """They appear by themselves (§6), are answered or left alone by buttons, and show markup without obeying it."""
     markup = "<img src=x onerror=alert(1)>"
-    async with page_of(tab, service) as page:
+    async with page_of(browser, service) as page:
         await page.get_by_text("No payment requests.").wait_for()
         sell(service, 1)
         card = page.locator(".push")
@@ -115,9 +95,9 @@ async def test_pushes_on_the_phone(tab: Page, service: Simulator) -> None:
     assert service.sales[1002].reason == "stolen_card"
 
 
-async def test_a_form_opens_from_the_page_and_is_paid(tab: Page, service: Simulator) -> None:
+async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service: Simulator) -> None:
     """The page says where it is, as the merchant's must (§4), so the form opens."""
-    async with page_of(tab, service) as page:
+    async with page_of(browser, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         async with page.context.expect_page() as opened:
             await page.get_by_role("link", name="Open by card").click()
@@ -162,13 +142,13 @@ CONTRAST = """() => {
 }"""
 
 
-async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
+async def test_every_text_can_be_read(browser: Browser, service: Simulator) -> None:
     """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
     sell(service, 1)
     sell(service, 2)
     service.fail_next(Fault("html", operation="status"))
     await service.approve("order-1")
-    async with page_of(tab, service) as page:
+    async with page_of(browser, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         link = page.get_by_role("link", name="Open by card")
         await link.wait_for()
@@ -186,9 +166,9 @@ async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
                 assert least >= 4.5, (url, scheme, text)
 
 
-async def test_customers_and_faults_are_chosen_on_the_page(tab: Page, service: Simulator) -> None:
+async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, service: Simulator) -> None:
     """The next Sale meets the fault, and the log shows what it was; the page outlives a restart of the service."""
-    async with page_of(tab, service) as page:
+    async with page_of(browser, service) as page:
         await page.get_by_label("Customers").select_option("by-hand")
         await page.locator("#log").get_by_text("scenario by-hand").wait_for()
         await page.get_by_label("Next fault").select_option("latency")
@@ -198,10 +178,13 @@ async def test_customers_and_faults_are_chosen_on_the_page(tab: Page, service: S
         await page.get_by_role("button", name="Send a sample charge").click()
         await page.locator(".push").wait_for()
         assert service.counts.created == 1
-    await tab.goto(service.url)  # not by `page_of`: a failed request is an error in its console
-    await tab.locator(".push").wait_for()
+    page = await browser.new_page()  # not by `page_of`: a failed request is an error in its console
+    page.set_default_timeout(60_000)
+    await page.goto(service.url)
+    await page.locator(".push").wait_for()
     await service.stop()
-    await tab.get_by_text("does not answer").wait_for()
+    await page.get_by_text("does not answer").wait_for()
     await service.start()
-    await tab.get_by_text("does not answer").wait_for(state="hidden")
-    assert await tab.locator(".push").count() == 1, "what was pending is there"
+    await page.get_by_text("does not answer").wait_for(state="hidden")
+    assert await page.locator(".push").count() == 1, "what was pending is there"
+    await page.close()

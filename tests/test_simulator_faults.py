@@ -317,6 +317,8 @@ async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> 
     service.clear_faults()
     assert plan.next("sale", "a", "a") is None
     assert plan.done == {"stall": 2, "reset": 1, "html": 2}
+    drawn = FaultPlan(Faults({Fault("html"): 0.5}))
+    assert {drawn.next("sale", "a") for _ in range(20)} == {None, Fault("html")}, "each request draws anew"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ dots that is not ours may have been pointed at this machine by its owner ("DNS r
 import inspect
 import ipaddress
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ from aiohttp import web
 
 from .faults import KINDS, Fault
 from .messages import RefusalError
-from .routes import Route, json_reply
+from .routes import Route, json_reply, package_file
 
 #: Fields of `Simulator` that are operations. The others are described where they are defined.
 _FIELDS: Final = {
@@ -79,9 +78,7 @@ class ControlApi:
         if (refused := self._refused(request)) is not None:
             return refused
         if request.method == "GET" and request.path in _PAGE_FILES:
-            name, content_type = _PAGE_FILES[request.path]
-            text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-            return web.Response(text=text, content_type=content_type, headers=_PAGE_HEADERS)
+            return await package_file(*_PAGE_FILES[request.path], _PAGE_HEADERS)
         operation = match["operation"]
         if request.method == "GET" and operation == "openapi.json":
             return json_reply(openapi(type(self._service)))

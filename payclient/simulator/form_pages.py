@@ -15,7 +15,7 @@ from aiohttp import web
 
 from .books import Books, with_query
 from .messages import REASONS, Language, say
-from .routes import Route
+from .routes import Route, package_file
 from .transactions import Form, Method
 
 #: The inputs for data that the request did not give (§2.3), with their attributes.
@@ -25,8 +25,9 @@ _ASKED: Final = {
     "documentId": 'type="text" autocomplete="off"',
 }
 _PAGE: Final = Template(files(__package__).joinpath("form.html").read_text(encoding="utf-8"))
+_NO_STORE: Final = {"Cache-Control": "no-store"}
 _HEADERS: Final = {
-    "Cache-Control": "no-store",
+    **_NO_STORE,
     # No `form-action`: browsers would apply it to the redirect that follows a payment.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",  # the page's own address is a secret
@@ -42,16 +43,12 @@ class FormPages:
 
     def routes(self) -> Iterator[Route]:
         settings = self._books.settings
-        yield Route("GET", "/style.css", self._get_style)
+        yield Route("GET", "/style.css", partial(package_file, "style.css", "text/css", _NO_STORE))
         for way in ("wallet", "card", "code"):
             method: Method = "card" if way == "card" else "wallet"
             for path in settings.paths.get(way, ()):
                 for verb in ("GET", "POST"):
                     yield Route(verb, path, partial(self._answer, method), settings.tolerant)
-
-    async def _get_style(self, _: web.BaseRequest, __: Mapping[str, str]) -> web.Response:
-        text = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-        return web.Response(text=text, content_type="text/css", headers={"Cache-Control": "no-store"})
 
     async def _answer(self, method: Method, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
         """Answer a GET by the page of a link, and a POST by what the button on it does."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
 from urllib.parse import unquote
 
 import orjson
@@ -26,6 +27,12 @@ class Route:
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.path))
         found = re.fullmatch(pattern, raw_path, re.IGNORECASE if self.any_case else 0)
         return None if found is None else {name: unquote(value) for name, value in found.groupdict().items()}
+
+
+async def package_file(name: str, content_type: str, headers: Mapping[str, str], *_: object) -> web.Response:
+    """Answer by a file of this package."""
+    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return web.Response(text=text, content_type=content_type, headers=headers)
 
 
 def json_reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -21,8 +21,16 @@ OPERATIONS: Final = ("confirm", "cancel", "cancel_by_client_id", "reverse", "rev
 _STATES: Final = {"approved": ACCEPTED, "rejected": CANCELLED, "unconfirmed": ACCEPTED, "reversed": CANCELLED}
 _PATHS: Final = {"wallet": ("/form/wallet",), "card": ("/form/card",)}
 
-_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # in small letters, without scheme and port
 _positive: Any = validators.gt(0)
+_number_path: Any = validators.matches_re(r"/.*\{transaction_id\}.*")
+_client_id_path: Any = validators.matches_re(r"/.*\{client_transaction_id\}.*")
+_states: Any = validators.deep_mapping(
+    validators.in_(tuple(_STATES)), validators.in_((PENDING, ACCEPTED, CANCELLED))
+)
+_paths: Any = validators.deep_mapping(
+    validators.in_((*OPERATIONS, *_PATHS, "code")), validators.deep_iterable(validators.matches_re("/.*"))
+)
+_hosts: Any = validators.deep_iterable(validators.matches_re(r"[a-z0-9._-]+|[0-9a-f:.]+"))
 
 
 def _all_states(states: Mapping[str, str]) -> Mapping[str, str]:
@@ -45,15 +53,17 @@ class Settings:
     confirm_window: float | None = field(default=None, validator=validators.optional(_positive))
     #: Not shown (§3): the state after "approved" and "rejected", of a form "unconfirmed", and after "reversed"; those
     #: left out are as by default.
-    states: Mapping[str, str] = field(factory=dict, converter=_all_states)
+    states: Mapping[str, str] = field(factory=dict, converter=_all_states, validator=_states)
 
     #: The id of the first transaction. A ledger that outlives the service must not meet one of its ids again.
     # Not 1, so that a position in a list is not taken for an id by luck.
     first_id: int = field(default=1001, validator=_positive)
     #: Not shown (§4.2): the path of the status query, such as "/api/Sale/{transaction_id}"; None: no route.
-    status_by_transaction_id: str | None = None
+    status_by_transaction_id: str | None = field(default=None, validator=validators.optional(_number_path))
     #: Not shown (§4.2): the path of the query by the merchant's id, with "{client_transaction_id}" in it.
-    status_by_client_transaction_id: str | None = None
+    status_by_client_transaction_id: str | None = field(
+        default=None, validator=validators.optional(_client_id_path)
+    )
     #: Not shown: whether the query by the merchant's id answers all its sales or only the newest.
     client_status_as_array: bool = True
     #: Not shown: the name of the field that carries the state, and its words for the states of §3, else its own word.
@@ -104,7 +114,7 @@ class Settings:
     #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST. Likewise the
     #: forms "wallet" and "card", and "code": a third link to the wallet form, `payWithPaymentCode`, for a Prepare
     #: with `transactionSummaryUrl`.
-    paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths)
+    paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths, validator=_paths)
     #: Hours from UTC of the dates in a status, and of the day of a reversal.
     utc_offset: float = 0.0
     #: The hour of that zone until which a payment of the same day can be reversed.
@@ -113,10 +123,12 @@ class Settings:
     #: Not shown (§2.3): the name of the parameter for a form's language; None: no parameter, and all forms are in "es".
     language_field: str | None = None
     #: Not shown (§2.6): the real name of the wallet link's field, which carries the service's brand.
-    wallet_link_field: str = "payWithWallet"
-    #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example". None: from any, but the
-    #: redirecting site must send its address.
-    registered_domains: frozenset[str] | None = None
+    wallet_link_field: str = field(
+        default="payWithWallet", validator=validators.matches_re(r"(?!paymentId$|payWithCard$).+")
+    )
+    #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example", in small letters, without
+    #: scheme and port. None: from any, but the redirecting site must send its address.
+    registered_domains: frozenset[str] | None = field(default=None, validator=validators.optional(_hosts))
     #: Not shown (§6): the names of the two ids that a form adds to `responseUrl`.
     redirect_names: tuple[str, str] = ("id", "clientTransactionId")
     #: Not shown (§6): whether the X adds both ids, its own as 0, to `cancellationUrl` or else to `responseUrl`, and a
@@ -150,24 +162,6 @@ class Settings:
             return _CONVERTER.structure({**asdict(self), **given}, Settings)
         except Exception as error:  # cattrs raises many
             raise ValueError(f"{', '.join(changes)}: {error.args[0]}") from None
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("transaction_id", "client_transaction_id"):
-            path = getattr(self, f"status_by_{name}")
-            if path is not None and not (path.startswith("/") and f"{{{name}}}" in path):
-                raise ValueError(f"status_by_{name} must be a path that contains {{{name}}}")
-        for operation, ways in self.paths.items():
-            if operation not in (*OPERATIONS, *_PATHS, "code"):
-                raise ValueError(f"paths must name {', '.join(OPERATIONS)}, not {operation!r}")
-            if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
-                raise ValueError("paths must give each operation a tuple of paths")
-        allowed = {*_STATES.values(), PENDING}
-        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= allowed:
-            raise ValueError(f"states must give a state of §3 to {', '.join(_STATES)}")
-        if self.wallet_link_field in {"", "paymentId", "payWithCard"}:
-            raise ValueError("wallet_link_field must be a name that no other field of the answer has")
-        if not all(map(_HOST.fullmatch, self.registered_domains or ())):
-            raise ValueError("registered_domains must hold hosts such as 'shop.example'")
 
 
 def _strictly(value: object, kind: type) -> object:

@@ -10,6 +10,7 @@ dots that is not ours may have been pointed at this machine by its owner ("DNS r
 import inspect
 import ipaddress
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
@@ -62,76 +63,75 @@ _PAGE_HEADERS: Final = {
 }
 
 
-class ControlApi:
-    """The operations of a `Simulator` that listens at this host, its page, and the OpenAPI document."""
-
-    def __init__(self, service: Any, bound_host: str) -> None:
-        self._service = service
-        self._bound_host = bound_host.lower()
-
-    def routes(self) -> Iterator[Route]:
-        operations = "/_simulator/{operation}"
+def control_routes(service: Any) -> Iterator[Route]:
+    """Yield the routes of a `Simulator`, if it has any: its operations, the page, the OpenAPI document."""
+    operations = "/_simulator/{operation}"
+    if _is_loopback(service.host) if service.control is None else service.control:
         for verb, path in (("GET", operations), ("POST", operations), ("GET", "/")):
-            yield Route(verb, path, self._answer)
-
-    async def _answer(self, request: web.BaseRequest, match: Mapping[str, str]) -> web.Response:
-        if (refused := self._refused(request)) is not None:
-            return refused
-        if request.method == "GET" and request.path in _PAGE_FILES:
-            return await package_file(*_PAGE_FILES[request.path], _PAGE_HEADERS)
-        operation = match["operation"]
-        if request.method == "GET" and operation == "openapi.json":
-            return json_reply(openapi(type(self._service)))
-        return await self._operate(request, operation)
-
-    async def _operate(self, request: web.BaseRequest, operation: str) -> web.Response:
-        if operation not in OPERATIONS:
-            raise web.HTTPNotFound
-        if request.method == "GET" and operation not in READ:
-            raise web.HTTPMethodNotAllowed("GET", ["POST"])
-        try:
-            arguments = orjson.loads(await request.read() or b"{}")
-            _check(arguments_of(type(self._service), operation), arguments, operation)
-        except ValueError as error:
-            return json_reply({"message": str(error)}, 400)
-        try:
-            return json_reply(_json_of(await self._call(operation, arguments)))
-        except RefusalError as error:
-            return json_reply(error.as_json("en"), 409)
-        except (LookupError, ValueError, RuntimeError) as error:
-            return json_reply({"message": str(error)}, 404 if isinstance(error, LookupError) else 409)
-
-    async def _call(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """Call the method of an operation, or read its attribute, and return the result."""
-        if "fault" in arguments:
-            arguments["fault"] = Fault(**arguments["fault"])
-        # `restart_soon` lets the answer leave before the connection breaks.
-        result = getattr(self._service, "restart_soon" if operation == "restart" else operation)
-        if callable(result):
-            result = result(**arguments)
-        result = await result if inspect.isawaitable(result) else result
-        if operation.startswith("create_"):  # the merchant's own requests are logged as such
-            self._service.log_entry("service", operation, result.client_transaction_id, result.transaction_id)
-        return list(result.values()) if operation in ("sales", "forms") else result
-
-    def _refused(self, request: web.BaseRequest) -> web.Response | None:
-        """Return the refusal of a request that a foreign page may have sent; None for any other."""
-        host = request.headers.get("Host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
-            name = ""
-        if name is not None and not (_is_local_name(name) or name == self._bound_host):
-            return json_reply({"message": "the control routes are not served under this host name"}, 403)
-        is_foreign = request.headers.get("Origin", f"http://{host}") != f"http://{host}"
-        if is_foreign or (request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/"):
-            return json_reply({"message": "the control routes are not for pages of other sites"}, 403)
-        if request.can_read_body and request.content_type != "application/json":
-            return json_reply({"message": "the body must be application/json"}, 415)
-        return None
+            yield Route(verb, path, partial(_answer, service))
 
 
-def is_loopback(host: str) -> bool:
+async def _answer(service: Any, request: web.BaseRequest, match: Mapping[str, str]) -> web.Response:
+    if (refused := _refused(service.host, request)) is not None:
+        return refused
+    if request.method == "GET" and request.path in _PAGE_FILES:
+        return await package_file(*_PAGE_FILES[request.path], _PAGE_HEADERS)
+    operation = match["operation"]
+    if request.method == "GET" and operation == "openapi.json":
+        return json_reply(openapi(type(service)))
+    return await _operate(service, request, operation)
+
+
+async def _operate(service: Any, request: web.BaseRequest, operation: str) -> web.Response:
+    if operation not in OPERATIONS:
+        raise web.HTTPNotFound
+    if request.method == "GET" and operation not in READ:
+        raise web.HTTPMethodNotAllowed("GET", ["POST"])
+    try:
+        arguments = orjson.loads(await request.read() or b"{}")
+        _check(arguments_of(type(service), operation), arguments, operation)
+    except ValueError as error:
+        return json_reply({"message": str(error)}, 400)
+    try:
+        return json_reply(_json_of(await _call(service, operation, arguments)))
+    except RefusalError as error:
+        return json_reply(error.as_json("en"), 409)
+    except (LookupError, ValueError, RuntimeError) as error:
+        return json_reply({"message": str(error)}, 404 if isinstance(error, LookupError) else 409)
+
+
+async def _call(service: Any, operation: str, arguments: dict[str, Any]) -> Any:
+    """Call the method of an operation, or read its attribute, and return the result."""
+    if "fault" in arguments:
+        arguments["fault"] = Fault(**arguments["fault"])
+    # `restart_soon` lets the answer leave before the connection breaks.
+    result = getattr(service, "restart_soon" if operation == "restart" else operation)
+    if callable(result):
+        result = result(**arguments)
+    result = await result if inspect.isawaitable(result) else result
+    if operation.startswith("create_"):  # the merchant's own requests are logged as such
+        service.log_entry("service", operation, result.client_transaction_id, result.transaction_id)
+    return list(result.values()) if operation in ("sales", "forms") else result
+
+
+def _refused(bound_host: str, request: web.BaseRequest) -> web.Response | None:
+    """Return the refusal of a request that a foreign page may have sent; None for any other."""
+    host = request.headers.get("Host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = ""
+    if name is not None and not (_is_local_name(name) or name == bound_host.lower()):
+        return json_reply({"message": "the control routes are not served under this host name"}, 403)
+    is_foreign = request.headers.get("Origin", f"http://{host}") != f"http://{host}"
+    if is_foreign or (request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/"):
+        return json_reply({"message": "the control routes are not for pages of other sites"}, 403)
+    if request.can_read_body and request.content_type != "application/json":
+        return json_reply({"message": "the body must be application/json"}, 415)
+    return None
+
+
+def _is_loopback(host: str) -> bool:
     """Return whether only this machine reaches what listens at this host."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,6 +1,7 @@
 """The pages of the forms: who may open one (§4), what it shows, and what its buttons do.
 
-What comes from outside is escaped, and nothing is loaded from elsewhere.
+Requests of customers are not the merchant's, so they are not in the counts. What comes from outside is escaped, and
+nothing is loaded from elsewhere.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,80 +36,80 @@ _HEADERS: Final = {
 }
 
 
-class FormPages:
-    """The customer's side of the service; its requests are not the merchant's, so they are not in the counts."""
+def form_routes(books: Books) -> Iterator[Route]:
+    settings = books.settings
+    yield Route("GET", "/style.css", partial(package_file, "style.css", "text/css", _NO_STORE))
+    for way in ("wallet", "card", "code"):
+        method: Method = "card" if way == "card" else "wallet"
+        for path in settings.paths.get(way, ()):
+            for verb in ("GET", "POST"):
+                yield Route(verb, path, partial(_answer, books, method), settings.tolerant)
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
 
-    def routes(self) -> Iterator[Route]:
-        settings = self._books.settings
-        yield Route("GET", "/style.css", partial(package_file, "style.css", "text/css", _NO_STORE))
-        for way in ("wallet", "card", "code"):
-            method: Method = "card" if way == "card" else "wallet"
-            for path in settings.paths.get(way, ()):
-                for verb in ("GET", "POST"):
-                    yield Route(verb, path, partial(self._answer, method), settings.tolerant)
+async def _answer(
+    books: Books, method: Method, request: web.BaseRequest, _: Mapping[str, str]
+) -> web.Response:
+    """Answer a GET by the page of a link, and a POST by what the button on it does."""
+    typed = (await request.read()).decode("utf-8", "replace")
+    # From here on nothing waits: two customers who press at the same moment do so one after the other.
+    form = books.forms.get(request.query.get("paymentId", ""))
+    if request.method == "POST":
+        response, note = await _press(books, form, method, typed), ""
+    else:
+        response, note = _open(books, form, method, _host_of(request.headers.get("Referer", "")))
+    # Without the query: it has the payment id, which opens the form.
+    books.log_entry("page", f"{request.method} {request.path}{note}", status=response.status)
+    return response
 
-    async def _answer(self, method: Method, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
-        """Answer a GET by the page of a link, and a POST by what the button on it does."""
-        typed = (await request.read()).decode("utf-8", "replace")
-        # From here on nothing waits: two customers who press at the same moment do so one after the other.
-        form = self._books.forms.get(request.query.get("paymentId", ""))
-        if request.method == "POST":
-            response, note = await self._press(form, method, typed), ""
-        else:
-            response, note = self._open(form, method, _host_of(request.headers.get("Referer", "")))
-        # Without the query: it has the payment id, which opens the form.
-        self._books.log_entry("page", f"{request.method} {request.path}{note}", status=response.status)
-        return response
 
-    def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:
-        """Return the page of a link, and what its log line says beside the status."""
-        settings = self._books.settings
-        if host is None:
-            return _denied("no referrer"), ", denied: no referrer came"
-        if settings.registered_domains is not None and host not in settings.registered_domains:
-            if form is None or not settings.returns_without_payment:
-                return _denied("not registered", ascii(host)), ", denied: another domain"
-            parameters = {"msg": say("foreign domain", form.language)}
-            parameters[settings.redirect_names[1]] = form.client_transaction_id
-            return _redirect(with_query(form.response_url, parameters)), ", denied: another domain"
-        if form is None:
-            return _notice("form unknown", status=404), ""
-        if form.how is None:
-            self._books.open_form(form.payment_id, method)
-        return self._closed(form, method) or _form_page(form, method), ""
+def _open(books: Books, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:
+    """Return the page of a link, and what its log line says beside the status."""
+    settings = books.settings
+    if host is None:
+        return _denied("no referrer"), ", denied: no referrer came"
+    if settings.registered_domains is not None and host not in settings.registered_domains:
+        if form is None or not settings.returns_without_payment:
+            return _denied("not registered", ascii(host)), ", denied: another domain"
+        parameters = {"msg": say("foreign domain", form.language)}
+        parameters[settings.redirect_names[1]] = form.client_transaction_id
+        return _redirect(with_query(form.response_url, parameters)), ", denied: another domain"
+    if form is None:
+        return _notice("form unknown", status=404), ""
+    if form.how is None:
+        books.open_form(form.payment_id, method)
+    return _closed(books, form, method) or _form_page(form, method), ""
 
-    async def _press(self, form: Form | None, method: Method, text: str) -> web.Response:
-        if form is None or method not in form.deadlines:
-            return _denied("no referrer")  # without the page there are no buttons
-        if (closed := self._closed(form, method)) is not None:
-            return closed
-        try:
-            fields = parse_qs(text, max_num_fields=20)
-        except ValueError:
-            fields = {"outcome": [""]}
-        typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
-        match fields.get("outcome", ["pay"])[-1]:
-            case "cancel":
-                address = await self._books.cancel_form(form.payment_id, method)
-                return _notice("form cancelled", form) if address is None else _redirect(address)
-            case "reject":
-                reason = next((one for one in REASONS if one in fields.get("reason", ())), None)
-                return _redirect(await self._books.pay(form.payment_id, method, declined=True, reason=reason))
-            case "pay" if all(typed.get(name) for name in _missing(form)):
-                form.texts = {**typed, **form.texts}
-                return _redirect(await self._books.pay(form.payment_id, method))
-            case "pay":
-                return _form_page(form, method, typed)
-            case _:
-                return _notice("form unreadable", form, 400)
 
-    def _closed(self, form: Form, method: Method) -> web.Response | None:
-        if form.how is not None:
-            return _notice(f"form {form.how}", form)
-        return _notice("form expired", form, 410) if self._books.is_expired(form, method) else None
+async def _press(books: Books, form: Form | None, method: Method, text: str) -> web.Response:
+    if form is None or method not in form.deadlines:
+        return _denied("no referrer")  # without the page there are no buttons
+    if (closed := _closed(books, form, method)) is not None:
+        return closed
+    try:
+        fields = parse_qs(text, max_num_fields=20)
+    except ValueError:
+        fields = {"outcome": [""]}
+    typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
+    match fields.get("outcome", ["pay"])[-1]:
+        case "cancel":
+            address = await books.cancel_form(form.payment_id, method)
+            return _notice("form cancelled", form) if address is None else _redirect(address)
+        case "reject":
+            reason = next((one for one in REASONS if one in fields.get("reason", ())), None)
+            return _redirect(await books.pay(form.payment_id, method, declined=True, reason=reason))
+        case "pay" if all(typed.get(name) for name in _missing(form)):
+            form.texts = {**typed, **form.texts}
+            return _redirect(await books.pay(form.payment_id, method))
+        case "pay":
+            return _form_page(form, method, typed)
+        case _:
+            return _notice("form unreadable", form, 400)
+
+
+def _closed(books: Books, form: Form, method: Method) -> web.Response | None:
+    if form.how is not None:
+        return _notice(f"form {form.how}", form)
+    return _notice("form expired", form, 410) if books.is_expired(form, method) else None
 
 
 def _missing(form: Form) -> list[str]:

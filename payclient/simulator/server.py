@@ -13,9 +13,9 @@ from yarl import URL
 
 from .books import Books
 from .clock import JumpClock, sleep
-from .control_api import ControlApi, is_loopback
+from .control_api import control_routes
 from .faults import KINDS, Fault
-from .form_pages import FormPages
+from .form_pages import form_routes
 from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
 from .notifications import Notifications
@@ -57,8 +57,6 @@ class Simulator(Books):
             self.set_time_of_day("12:00")
         self._notifications = Notifications(self)
         self._merchant_api = MerchantApi(self, self._notifications)
-        self._form_pages = FormPages(self)
-        self._control_api = ControlApi(self, self.host)
         self._routes = self._all_routes()
 
     @classmethod
@@ -283,9 +281,7 @@ class Simulator(Books):
             await self._notifications.delivered(sale)
 
     def _all_routes(self) -> list[Route]:
-        has_control = is_loopback(self.host) if self.control is None else self.control
-        routes = [*self._merchant_api.routes(), *self._form_pages.routes()]
-        return [*routes, *(self._control_api.routes() if has_control else ())]
+        return [*self._merchant_api.routes(), *form_routes(self), *control_routes(self)]
 
     def _live_links(self, form: Form) -> dict[str, str]:
         live = [one for one in METHODS if form.how is None and not self.is_expired(form, one)]

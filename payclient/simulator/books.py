@@ -125,14 +125,17 @@ class Books:
             return self.accounts.get(token)
         return "" if (token.strip() if self.token is None else token == self.token) else None
 
-    def find(self, transaction_id: int) -> Transaction | None:
-        """Return the transaction, of whatever account."""
-        return self._by_id.get(transaction_id)
+    def exists(self, transaction_id: int | None) -> bool:
+        """Return whether there is such a transaction, of whatever account."""
+        return transaction_id in self._by_id
 
-    def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
-        """Return all with this id in one account, newest first."""
-        found = [one for one in self._of(client_transaction_id, account) if one.transaction_id]
-        return sorted(found, key=lambda one: one.transaction_id or 0, reverse=True)
+    def find(self, account: str, transaction_id: int | None, client_id: str = "") -> list[Transaction]:
+        """Return the transaction of an account, or without its id all of a client transaction id, newest first."""
+        if transaction_id is None:
+            found = [one for one in self._of(client_id, account) if one.transaction_id]
+            return sorted(found, key=lambda one: one.transaction_id or 0, reverse=True)
+        one = self._by_id.get(transaction_id)
+        return [one] if one is not None and one.account == account else []
 
     # Sales
 
@@ -254,7 +257,7 @@ class Books:
     def change(self, operation: str, body: Mapping[str, Any], account: str) -> Transaction:
         """Confirm, cancel or reverse, and return the transaction after it; RefusalError if that cannot be."""
         body = valid_body(operation, body, self.settings)
-        found = self._find_named(body, account)
+        found = next(iter(self.find(account, body.get("id"), body.get("clientId", ""))), None)
         match operation.partition("_")[0]:
             case "confirm" if isinstance(found, Form) and found.client_transaction_id == body["clientTxId"]:
                 if found.awaits_confirmation:  # repeatable; a reversed payment stays reversed
@@ -269,13 +272,6 @@ class Books:
             case _:
                 raise RefusalError(20)
         return found
-
-    def _find_named(self, body: Mapping[str, Any], account: str) -> Transaction | None:
-        """Return the transaction of an account that a body names by either id."""
-        if "id" not in body:
-            return next(iter(self.find_by_client_id(body["clientId"], account)), None)
-        found = self.find(body["id"])
-        return found if found is not None and found.account == account else None
 
     def _of(self, client_transaction_id: str, account: str) -> list[Transaction]:
         """Return the sales and forms with this id in one account, paid or not."""

@@ -22,7 +22,7 @@ from .routes import Route, json_reply
 from .rules import members_of, parse_body
 from .settings import OPERATIONS
 from .status import status_of
-from .transactions import Form, Transaction
+from .transactions import Form
 
 _MINUTE: Final = 60.0
 _TRANSACTION_ID: Final = re.compile(r"[1-9][0-9]{0,18}")
@@ -152,20 +152,17 @@ class MerchantApi:
         self._queries.append(now)
 
     def _status(self, match: Mapping[str, str], account: str, language: Language) -> object:
-        settings, found = self._books.settings, list[Transaction]()
-        is_by_client_id = "client_transaction_id" in match
-        if is_by_client_id:
-            found = self._books.find_by_client_id(match["client_transaction_id"], account)
-        elif _TRANSACTION_ID.fullmatch(text := match["transaction_id"]):
-            one = self._books.find(int(text))
-            if one is not None and one.account != account and settings.foreign_is_unauthorized:
-                raise RefusalError(message="unauthorized")
-            found = [one] if one is not None and one.account == account else []
+        settings, number = self._books.settings, None
+        if (text := match.get("transaction_id")) is not None:
+            number = int(text) if _TRANSACTION_ID.fullmatch(text) else 0
+        found = self._books.find(account, number, match.get("client_transaction_id", ""))
+        if not found and settings.foreign_is_unauthorized and self._books.exists(number):
+            raise RefusalError(message="unauthorized")
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         if not seen:
             raise RefusalError(settings.not_found[1])
         answers = [status_of(one, self._books, language) for one in seen]
-        return answers if is_by_client_id and settings.client_status_as_array else answers[0]
+        return answers if number is None and settings.client_status_as_array else answers[0]
 
     def _change(self, operation: str, body: dict[str, Any], account: str, language: Language) -> object:
         if operation == "sale":

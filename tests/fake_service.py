@@ -37,9 +37,9 @@ PROFILE = payclient.ServiceProfile(
 Script = Callable[["FakeService", HttpRequest, BeforeSend], Awaitable[HttpResponse]]
 
 
-def answer(status: int, value: object) -> HttpResponse:
-    """An answer with a JSON body."""
-    return HttpResponse(status, {}, json.dumps(value).encode())
+def answer(status: int, value: object, **headers: str) -> HttpResponse:
+    """An answer with a JSON body, or with these bytes."""
+    return HttpResponse(status, headers, value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
 def refusal(

@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import payclient
-from fake_service import sale
+from fake_service import form, hint, sale
 from payclient.clock import Timer
 from payclient.events import Decision
 from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 from virtual_loop import VirtualLoop
-from worlds.purchases import request_of
 from worlds.service import Line
 from worlds.store import WorldLedger
 
@@ -27,6 +26,8 @@ __all__ = ["Machine", "Process"]
 _EPOCH = 1_700_000_000.0
 #: Of a request for no purchase but its own.
 _PLAIN: Mapping[str, Any] = MappingProxyType({})
+#: What decides before what, where there are several.
+_WORDS: Mapping[Any, int] = MappingProxyType({"Aceptado": 0, "Pendiente": 1, "Cancelado": 2})
 #: Steps without time passing that no honest program makes.
 _SPINNING = 20_000
 
@@ -208,19 +209,16 @@ class Process:
             await asyncio.get_running_loop().create_future()
         if world.happens(settings.query_fault, endless=True):
             raise world.random.choice((KeyError, payclient.PayError, TimeoutError, ValueError))("source")
-        number = reference.transaction_id
-        client_id = reference.client_transaction_id if number is None else None
-        found = world.service.find("A", client_id=client_id, number=None if number is None else str(number))
+        number, client_id = reference.transaction_id, reference.client_transaction_id
+        by_number = {"client_id": client_id} if number is None else {"number": str(number)}
+        found = world.service.find("A", **by_number)
         if not found:
             return None
-        words = ("Aceptado", "Pendiente", "Cancelado")
-        best: dict[str, Any] = min(
-            found, key=lambda each: words.index(each["state"]) if each["state"] in words else 3
-        )
+        best = min(found, key=lambda each: _WORDS.get(each["state"], 3))
         return payclient.StatusReport(
-            state=best["state"] if best["state"] in words else None,
+            state=best["state"] if best["state"] in _WORDS else None,
             transaction_id=best["transactionId"],
-            client_transaction_id=best.get("clientTransactionId", client_id),
+            client_transaction_id=best.get("clientTransactionId", client_id if number is None else None),
             amount=best.get("amount"),
             currency=best.get("currency"),
         )
@@ -246,10 +244,10 @@ class Process:
     async def get_form(self, key: str) -> None:
         """Ask for the purchase's form, and give its links to the customer."""
         margin = self.world.profile.form_window / 5
-        call = self.tracker.live_form(key, request_of, margin)
-        form = await self._ask(f"form {key}", call, "ask", key)
-        if form is not None:
-            self.world.customers.got_links(form.payment_id, margin)
+        call = self.tracker.live_form(key, form, margin)
+        found = await self._ask(f"form {key}", call, "ask", key)
+        if found is not None:
+            self.world.customers.got_links(found.payment_id, margin)
 
     async def _ask(self, what: str, call: Awaitable[Any], verb: str, key: str) -> Any:
         """What an ask gives; None where it is refused, of which nothing may exist then."""
@@ -260,7 +258,7 @@ class Process:
         except payclient.TrackerClosedError:
             return None
         except Exception as error:
-            self.world.note(f"{self.name} {verb} {key} raised {type(error).__name__}")
+            self._note_error(f"{verb} {key}", error)
             oracle.raised(self.name, key, since, error)
             if isinstance(error, payclient.AlreadyPaidError) and error.outcome is not None:
                 oracle.said(error.outcome)
@@ -273,22 +271,24 @@ class Process:
     async def give_back(self, client_id: str) -> None:
         """Give a payment back."""
         what = f"reverse {client_id}"
-        try:
-            pending = await self.tracker.find(client_id)
-        except payclient.PayError as error:
-            self.world.note(f"{self.name} {what} raised {type(error).__name__}")
-            return
-        if pending is not None:
+        if (pending := await self._answer(what, self.tracker.find(client_id))) is not None:
             await self._told(what, self.tracker.reverse(pending))
 
     async def _told(self, what: str, call: Awaitable[payclient.Outcome]) -> None:
+        if (outcome := await self._answer(what, call)) is not None:
+            self.world.note(f"{self.name} {what}: {outcome.state} {outcome.paid}")
+            self.world.oracle.said(outcome)
+
+    async def _answer(self, what: str, call: Awaitable[Any]) -> Any:
+        """What a call gives; None where it raises, as it may."""
         try:
-            outcome = await self.ending(what, call)
+            return await self.ending(what, call)
         except payclient.PayError as error:
-            self.world.note(f"{self.name} {what} raised {type(error).__name__}")
-            return
-        self.world.note(f"{self.name} {what}: {outcome.state} {outcome.paid}")
-        self.world.oracle.said(outcome)
+            self._note_error(what, error)
+            return None
+
+    def _note_error(self, what: str, error: Exception) -> None:
+        self.world.note(f"{self.name} {what} raised {type(error).__name__}")
 
     async def wait(self, pending: payclient.PendingSale) -> None:
         """Wait, perhaps in a hurry first."""
@@ -333,11 +333,8 @@ class Process:
 
     async def hear(self, transaction_id: int, client_id: str) -> None:
         """A notification came in."""
-        notification = payclient.Notification(transaction_id=transaction_id, client_transaction_id=client_id)
-        try:
-            receipt = await self.ending(f"notify {client_id}", self.tracker.notify(notification))
-        except payclient.PayError as error:
-            self.world.note(f"{self.name} notify {client_id} raised {type(error).__name__}")
+        notified = self.tracker.notify(hint(transaction_id, client_id))
+        if (receipt := await self._answer(f"notify {client_id}", notified)) is None:
             return
         world = self.world
         world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
@@ -349,10 +346,7 @@ class Process:
 
     async def decide(self, record: Record, event: Decision) -> None:
         """An operator decides."""
-        try:
-            await self.ledger.apply(record, event)
-        except payclient.PayError as error:
-            self.world.note(f"{self.name} operator: {type(error).__name__}")
+        await self._answer(f"operator {record.client_transaction_id}", self.ledger.apply(record, event))
 
     async def ending(self, what: str, call: Awaitable[Any]) -> Any:
         """Await what must end."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-import payclient
+from fake_service import LINKS, answer, refusal
 from payclient import State
 from payclient.events import Overpaid
 from payclient.lifecycle import Record
 from payclient.tracking.purchases import Purchase
+from payclient.wire import HttpResponse
 from worlds.oracle import Post, Transaction
 
 if TYPE_CHECKING:
     from worlds.world import World
 
-__all__ = ["Customers", "Desk", "Till", "answer_of", "request_of"]
+__all__ = ["Customers", "Desk", "Till"]
 
 
 @attrs.define(eq=False)
@@ -44,18 +45,15 @@ class Desk:
         self._world = world
         self.forms: dict[str, Form] = {}
 
-    def prepare(self, post: Post, data: dict[str, Any]) -> dict[str, Any] | int:
-        """A form's links, or an error code: an id whose form is there already."""
+    def prepare(self, post: Post, data: dict[str, Any]) -> HttpResponse:
+        """Answer by a form's links, or refuse: an id whose form is there already."""
         client_id = data["clientTransactionId"]
         if any(form.client_id == client_id for form in self.forms.values()):
-            return 23
+            return refusal(23)
         form = Form(f"pay-{len(self.forms)}", post, client_id, data["amount"], data["currency"])
         self.forms[form.payment_id] = form
         self._world.note(f"service prepared {form.payment_id} for {client_id}")
-        links = {
-            name: f"https://pay.example/{name}?p={form.payment_id}" for name in ("payWithCard", "payWithApp")
-        }
-        return {"paymentId": form.payment_id, **links}
+        return answer(200, {"paymentId": form.payment_id, **LINKS})
 
     def pay(self, form: Form, *, accepted: bool) -> Transaction | None:
         """A customer presses the button; None where the link is dead by now."""
@@ -90,21 +88,19 @@ class Desk:
         self._world.note(f"service gave back {transaction.number}: {why}")
         return True
 
-    def confirm(self, data: dict[str, Any]) -> Transaction | None:
-        """Confirm a paid form; None: no such transaction."""
+    def undo_or_confirm(self, path: str, data: dict[str, Any]) -> HttpResponse:
+        """Carry out a reversal or a confirmation that arrived."""
         found = self._world.service.transactions.get(data["id"])
+        if path.endswith("/Reverse"):
+            is_undone = found is not None and self.take_back(found, "asked for")
+            return answer(200, True) if is_undone else refusal(20, status=404)
         if found is None or not found.is_form or found.client_id != data["clientTxId"]:
-            return None
+            return refusal(20, status=404)
         if found.state == "Aceptado" and not found.confirmed:
             found.confirmed = True
             self._world.note(f"service confirmed {found.number}")
             self._world.till.collected(found)
-        return found
-
-    def reverse(self, number: int) -> bool:
-        """Carry out a reversal that arrived."""
-        found = self._world.service.transactions.get(number)
-        return found is not None and self.take_back(found, "asked for")
+        return answer(200, self._world.service.report(found))
 
 
 # --- Who sees the money
@@ -213,20 +209,14 @@ class Customers:
                         beside = settings.beside and r.random() < 0.7
                         tab = r.choice(("", "", "b"))
                         asked = {"purchase": key, "beside_open_form": beside}
-                        world.at(when, self._visit, "buy", f"{key}-{tries}{tab}", phone, 150, asked)
+                        visit = partial(world.let, "buy", f"{key}-{tries}{tab}", phone, 150, asked)
                     else:
-                        world.at(when, self._visit, "get_form", key)
+                        visit = partial(world.let, "get_form", key)
+                    world.at(when, partial(visit, again=10.0))
                     when += r.choice((0.0, 0.0, 0.01, 0.2))
                 when += r.uniform(0.0, r.choice((2.0, 60.0, settings.window, 3 * settings.window)))
         for _ in range(r.randint(0, 3)):
             world.at(r.uniform(settings.chaos * 0.3, settings.chaos), self._give_back)
-
-    def _visit(self, action: str, *arguments: Any) -> None:
-        process = self._world.somebody()
-        if process is None:
-            self._world.after(10.0, self._visit, action, *arguments)
-        else:
-            process.do(getattr(process, action)(*arguments))
 
     def _give_back(self) -> None:
         """The shop gives a payment back."""
@@ -273,7 +263,8 @@ class Customers:
                 self.accepted(transaction)
             self._lead_back(form, transaction.number)
             if r.random() < world.settings.notify:
-                world.after(r.choice((0.01, 0.5, 30.0)), world.notify, transaction.number, form.client_id)
+                delay = r.choice((0.01, 0.5, 30.0))
+                world.after(delay, world.let, "hear", transaction.number, form.client_id)
         elif what == "close" and not form.closed:
             self._lead_back(form, 0)
             if r.random() < 0.5:
@@ -283,30 +274,5 @@ class Customers:
         """A browser goes back to the shop, which may lose it, or see it twice."""
         world, r = self._world, self._world.random
         for _ in range(r.choice((0, 0, 1, 1, 2))):
-            world.after(
-                r.choice((0.1, 1.0, 20.0)),
-                self._visit_back,
-                f"id={number}&clientTransactionId={form.client_id}",
-            )
-
-    def _visit_back(self, query: str) -> None:
-        process = self._world.somebody()
-        if process is not None:
-            process.do(process.come_back(query))
-
-
-def request_of(client_id: str) -> payclient.PrepareRequest:
-    """The request of a form."""
-    return payclient.PrepareRequest(
-        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=client_id, store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
-
-
-def answer_of(world: World, path: str, body: bytes) -> object:
-    """Answer a confirmation or a reversal; an integer is an error code."""
-    data = json.loads(body)
-    if path.endswith("/Reverse"):
-        return True if world.service.desk.reverse(data["id"]) else 20
-    found = world.service.desk.confirm(data)
-    return 20 if found is None else world.service.report(found)
+            query = f"id={number}&clientTransactionId={form.client_id}"
+            world.after(r.choice((0.1, 1.0, 20.0)), world.let, "come_back", query)

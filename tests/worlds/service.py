@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import payclient
+from fake_service import answer, refusal
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from worlds.oracle import Post, Transaction, account_of
-from worlds.purchases import Desk, answer_of
+from worlds.purchases import Desk
 
 if TYPE_CHECKING:
     from worlds.process import Process
@@ -22,44 +23,34 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Service"]
 
 
-def _answer(status: int, value: object, **headers: str) -> HttpResponse:
-    body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return HttpResponse(status, headers, body)
-
-
-def _refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
-    errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
-    return _answer(status, {"message": "general", "errorCode": code, "errors": errors})
-
-
 _HTML = b"<html>proxy</html>"
 
 #: Answers that prove nothing, whatever was executed before them.
 _USELESS = (
-    _answer(500, _HTML), _answer(502, _HTML), _answer(503, b""), _answer(504, _HTML),
-    _answer(500, {"message": "oops", "errorCode": 1}), _answer(307, b"", Location="/api/Sale"),
-    _answer(308, b"", Location="/api/Sale"), _answer(302, b"", Location="/login"), _answer(408, b""),
-    _answer(409, {"message": "conflict"}), _answer(429, b"slow down"), _answer(200, b""),
-    _answer(200, b"{}"), _answer(200, _HTML), _answer(200, b'{"transactionId": '),
-    _answer(200, {"transactionId": "12"}), _answer(200, {"transactionId": 12, "errorCode": 22}),
+    answer(500, _HTML), answer(502, _HTML), answer(503, b""), answer(504, _HTML),
+    answer(500, {"message": "oops", "errorCode": 1}), answer(307, b"", Location="/api/Sale"),
+    answer(308, b"", Location="/api/Sale"), answer(302, b"", Location="/login"), answer(408, b""),
+    answer(409, {"message": "conflict"}), answer(429, b"slow down"), answer(200, b""),
+    answer(200, b"{}"), answer(200, _HTML), answer(200, b'{"transactionId": '),
+    answer(200, {"transactionId": "12"}), answer(200, {"transactionId": 12, "errorCode": 22}),
 )  # fmt: skip
 
 #: Answers that name what was created, and yet are not a success.
 _NAMING: tuple[Callable[[int], HttpResponse], ...] = (
-    lambda number: _answer(500, {"transactionId": number}),
-    lambda number: _answer(500, {"message": "oops", "errorCode": 22, "transactionId": number}),
-    lambda number: _answer(408, {"message": "late", "errorCode": 5, "transactionId": number}),
-    lambda number: _answer(400, {"message": "oops", "errorCode": 22, "TransactionID": number}),
-    lambda number: _answer(200, {"errorCode": 22, "transactionId": number}),
-    lambda number: _answer(200, {"errorCode": 0, "data": {"transactionId": number}}),
-    lambda number: _answer(409, {"message": "m", "errorCode": 9, "data": [{"transactionid": number}]}),
-    lambda number: _answer(202, {"errorCode": 7, "result": {"transactionId": number}}),
+    lambda number: answer(500, {"transactionId": number}),
+    lambda number: answer(500, {"message": "oops", "errorCode": 22, "transactionId": number}),
+    lambda number: answer(408, {"message": "late", "errorCode": 5, "transactionId": number}),
+    lambda number: answer(400, {"message": "oops", "errorCode": 22, "TransactionID": number}),
+    lambda number: answer(200, {"errorCode": 22, "transactionId": number}),
+    lambda number: answer(200, {"errorCode": 0, "data": {"transactionId": number}}),
+    lambda number: answer(409, {"message": "m", "errorCode": 9, "data": [{"transactionid": number}]}),
+    lambda number: answer(202, {"errorCode": 7, "result": {"transactionId": number}}),
 )
 
 #: Answers that refuse: whoever gives one creates nothing.
 _REFUSALS = (
-    _refusal(22), _refusal(800), _refusal(99), _refusal(22, 2061), _refusal(22, status=500),
-    _refusal(5, status=429), _answer(401, {"message": "no"}),
+    refusal(22), refusal(800), refusal(99), refusal(22, 2061), refusal(22, status=500),
+    refusal(5, status=429), answer(401, {"message": "no"}),
 )  # fmt: skip
 
 
@@ -75,8 +66,7 @@ class Service:
 
     def knows(self, token: str) -> bool:
         """Whether a token is good now."""
-        rotated = self._world.settings.accounts == "rotated" and self._world.token() != token
-        return not rotated
+        return self._world.settings.accounts != "rotated" or self._world.token() == token
 
     # --- Sales
 
@@ -85,21 +75,20 @@ class Service:
         world, settings = self._world, self._world.settings
         if post.is_form:
             return self._prepare(post, data)
-        answer = self._execute(post, data)
+        response = self._execute(post, data)
         # Without a query by our own id a repeat that says 2061 cannot be told from a refusal.
         told = settings.by_client or settings.checks_duplicates or not settings.checks_busy
         if post.transactions and told and world.happens(settings.repeat):
             world.note(f"something repeats the POST of {post.client_id}/{post.attempt}")
             post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
-            answer = self._execute(post, data)
+            response = self._execute(post, data)
             post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
-        return answer
+        return response
 
     def _prepare(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         if self._world.happens(self._world.settings.refuse):
             return self._world.random.choice(_REFUSALS)
-        answer = self.desk.prepare(post, data)
-        return _refusal(answer) if isinstance(answer, int) else _answer(200, answer)
+        return self.desk.prepare(post, data)
 
     def _execute(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         world, settings = self._world, self._world.settings
@@ -110,10 +99,10 @@ class Service:
         held = [one for one in self.transactions.values() if one.account == post.account and not one.namesake]
         if settings.checks_duplicates and any(each.client_id == client_id for each in held):
             post.refused = not post.transactions
-            return _refusal(23)
+            return refusal(23)
         if settings.checks_busy and any(each.phone == phone and each.state == "Pendiente" for each in held):
             post.refused = not post.transactions
-            return _refusal(22, 2061)
+            return refusal(22, 2061)
         visible_at = world.now + (world.random.choice((0.0, 0.0, 3.0)) if not world.calm else 0.0)
         listed_at = visible_at
         if world.happens(settings.lag):
@@ -129,7 +118,7 @@ class Service:
         self._meet_the_customer(transaction)
         if world.happens(settings.namesakes):
             self._make_namesake(transaction)
-        return _answer(200, {"transactionId": transaction.number})
+        return answer(200, {"transactionId": transaction.number})
 
     def _make_namesake(self, transaction: Transaction) -> None:
         number, account = 1000 + len(self.transactions), "B" if transaction.account == "A" else "A"
@@ -169,7 +158,7 @@ class Service:
 
     def _notify(self, transaction: Transaction) -> None:
         delay = self._world.random.choice((0.01, 0.5, 30.0))
-        self._world.after(delay, self._world.notify, transaction.number, transaction.client_id)
+        self._world.after(delay, self._world.let, "hear", transaction.number, transaction.client_id)
 
     # --- Queries
 
@@ -178,8 +167,8 @@ class Service:
         name, by_client = path.rpartition("/")[2], path.startswith("/api/Sale/client/")
         found = self.find(account, client_id=name) if by_client else self.find(account, number=name)
         if by_client and (self._world.settings.answers_array or len(found) > 1):
-            return _answer(200, found)
-        return _answer(200, found[0]) if found else _refusal(20, status=404)
+            return answer(200, found)
+        return answer(200, found[0]) if found else refusal(20, status=404)
 
     def find(
         self, account: str, *, client_id: str | None = None, number: str | None = None
@@ -246,39 +235,39 @@ class Line:
         await asyncio.sleep(world.random.choice((0.0, 0.01, 0.1)))
         if before_send is not None:
             await before_send()
-        answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
+        promise: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         if request.method == "GET":
-            self._send_query(request, answer)
+            self._send_query(request, promise)
         else:
             if world.happens(settings.dead_connection):
                 raise payclient.NotSentError("the connection was dead")
             if request.path.endswith(("/Confirm", "/Reverse")):
-                self._send_word(request, answer)
+                self._send_word(request, promise)
             else:
-                self._send_sale(request, answer)
-        return await answer
+                self._send_sale(request, promise)
+        return await promise
 
-    def _send_query(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
+    def _send_query(self, request: HttpRequest, promise: asyncio.Future[HttpResponse]) -> None:
         world, settings, token = self._world, self._world.settings, _token(request)
         world.oracle.queried(self._process)
         if not world.service.knows(token):
-            self._reply(answer, _REFUSALS[-1], 0.02)
+            self._reply(promise, _REFUSALS[-1], 0.02)
         elif settings.silence[0] <= world.now < settings.silence[1]:
-            self._reply(answer, _USELESS[0], 0.1)
+            self._reply(promise, _USELESS[0], 0.1)
         elif world.happens(settings.shed, endless=True):
             headers = {} if settings.retry_after is None else {"Retry-After": settings.retry_after}
-            self._reply(answer, _answer(429, {"message": "busy", "errorCode": 29}, **headers), 0.02)
+            self._reply(promise, answer(429, {"message": "busy", "errorCode": 29}, **headers), 0.02)
         elif world.happens(settings.hang, endless=True):
             world.note(f"{self._process.name} a query is never answered")
         elif world.happens(settings.query_fault, endless=True):
             fault = world.random.choice((None, ConnectionResetError(), *_USELESS[:4], *_REFUSALS[-2:]))
             if fault is not None:
-                self._reply(answer, fault, 0.1)
+                self._reply(promise, fault, 0.1)
         else:
             account = account_of(token)
-            world.after(0.02, lambda: self._reply(answer, world.service.query(request.path, account), 0.02))
+            world.after(0.02, lambda: self._reply(promise, world.service.query(request.path, account), 0.02))
 
-    def _send_word(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
+    def _send_word(self, request: HttpRequest, promise: asyncio.Future[HttpResponse]) -> None:
         """A confirmation or a reversal: lost on its way, or its answer lost."""
         world, settings, random = self._world, self._world.settings, self._world.random
         if request.path.endswith("/Reverse"):
@@ -286,20 +275,18 @@ class Line:
         useless = random.choice((None, ConnectionResetError(), *_USELESS[:4]))
         if world.happens(settings.drop_request):
             if useless is not None:
-                self._reply(answer, useless, 1.0)
+                self._reply(promise, useless, 1.0)
             return
 
         def arrive() -> None:
-            said = answer_of(world, request.path, request.body)
-            good = _refusal(said, status=404) if type(said) is int else _answer(200, said)
-            if not world.happens(settings.drop_answer):
-                self._reply(answer, good, 0.02)
-            elif useless is not None:
-                self._reply(answer, useless, 0.02)
+            good = world.service.desk.undo_or_confirm(request.path, json.loads(request.body))
+            said = useless if world.happens(settings.drop_answer) else good
+            if said is not None:
+                self._reply(promise, said, 0.02)
 
         world.after(random.choice((0.02, 0.2, 3.0)), arrive)
 
-    def _send_sale(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
+    def _send_sale(self, request: HttpRequest, promise: asyncio.Future[HttpResponse]) -> None:
         world, settings, random = self._world, self._world.settings, self._world.random
         data, token = json.loads(request.body), _token(request)
         post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"], account_of(token))
@@ -307,11 +294,11 @@ class Line:
         world.note(f"{self._process.name} POST {post.client_id}/{post.attempt}")
         if not world.service.knows(token):
             post.refused = True
-            self._reply(answer, _REFUSALS[-1], 0.02)
+            self._reply(promise, _REFUSALS[-1], 0.02)
             return
         if world.happens(settings.drop_request):
             if random.random() < 0.5:
-                self._reply(answer, random.choice((ConnectionResetError(), *_USELESS)), 1.0)
+                self._reply(promise, random.choice((ConnectionResetError(), *_USELESS)), 1.0)
             return
         delay = random.choice((0.01, 0.2))
         if world.happens(settings.slow):
@@ -321,30 +308,30 @@ class Line:
         if world.happens(settings.late):
             delay = random.uniform(0.0, latest - world.now)
             if random.random() < 0.5:
-                self._reply(answer, random.choice((ConnectionResetError(), *_USELESS)), 0.5)
+                self._reply(promise, random.choice((ConnectionResetError(), *_USELESS)), 0.5)
         copies = [min(world.now + delay, latest)]
         if world.happens(settings.duplicate_request):
             copies.append(random.uniform(copies[0], latest))
         post.under_way = len(copies)
         for number, when in enumerate(copies):
-            world.at(when, self._arrive, post, data, answer if number == 0 else None)
+            world.at(when, self._arrive, post, data, promise if number == 0 else None)
 
-    def _arrive(self, post: Post, data: dict[str, Any], answer: asyncio.Future[HttpResponse] | None) -> None:
+    def _arrive(self, post: Post, data: dict[str, Any], promise: asyncio.Future[HttpResponse] | None) -> None:
         world, settings = self._world, self._world.settings
         post.under_way -= 1
         response: HttpResponse | Exception = world.service.execute(post, data)
-        if answer is None or world.happens(settings.drop_answer):
+        if promise is None or world.happens(settings.drop_answer):
             return
         if post.transactions and not post.is_form and world.happens(settings.named):
             transaction = post.transactions[-1]
             post.named = transaction
-            self._reply(answer, world.random.choice(_NAMING)(transaction.number), 0.02, post)
+            self._reply(promise, world.random.choice(_NAMING)(transaction.number), 0.02, post)
             return
         if post.transactions and not post.is_form and world.happens(settings.copies):
             response = self._copy(post) or response
         elif world.happens(settings.mangle_answer):
             response = world.random.choice((ConnectionResetError(), *_USELESS))
-        self._reply(answer, response, world.random.choice((0.01, 0.2, 2.0)))
+        self._reply(promise, response, world.random.choice((0.01, 0.2, 2.0)))
 
     def _copy(self, post: Post) -> HttpResponse | None:
         """The answer to an earlier Sale under the same token, of which the ledger knows."""
@@ -360,24 +347,24 @@ class Line:
             return None
         number = world.random.choice(numbers)
         world.note(f"the answer to {post.client_id}/{post.attempt} is a copy that names {number}")
-        return _answer(200, {"transactionId": number})
+        return answer(200, {"transactionId": number})
 
     def _reply(
         self,
-        answer: asyncio.Future[HttpResponse],
+        promise: asyncio.Future[HttpResponse],
         response: HttpResponse | Exception,
         delay: float,
         naming: Post | None = None,
     ) -> None:
         def hear() -> None:
-            if self._process.dead or answer.done():
+            if self._process.dead or promise.done():
                 return
             if naming is not None:
                 naming.heard = True
             if isinstance(response, Exception):
                 # A fresh one, since it carries its traceback.
-                answer.set_exception(type(response)())
+                promise.set_exception(type(response)())
             else:
-                answer.set_result(response)
+                promise.set_result(response)
 
         self._world.after(delay, hear)

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import attrs
@@ -141,6 +142,13 @@ class World:
         there = [each for each in self.processes.values() if each.open and not each.dead]
         return self.random.choice(there) if there else None
 
+    def let(self, action: str, *arguments: Any, again: float = 0.0) -> None:
+        """Let any worker do this; again after so long, or never, if none is there."""
+        if (process := self.somebody()) is not None:
+            process.do(getattr(process, action)(*arguments))
+        elif again:
+            self.after(again, partial(self.let, action, *arguments, again=again))
+
     def bring(self, client_id: str, phone: str, tax: int) -> None:
         """A customer's request comes in, to any worker."""
         process = self.somebody()
@@ -151,15 +159,10 @@ class World:
         if self.random.random() < 0.3:  # a double click
             process.do(process.buy(client_id, phone, tax))
 
-    def notify(self, transaction_id: int, client_id: str) -> None:
-        """A notification comes in, to any worker; lost if there is none."""
-        if (process := self.somebody()) is not None:
-            process.do(process.hear(transaction_id, client_id))
-
     def _forge(self, client_ids: list[str]) -> None:
         known = [transaction.number for transaction in self.service.transactions.values()]
         number = self.random.choice([7, 1000, *known])
-        self.notify(number, self.random.choice([*client_ids, "nobody"]))
+        self.let("hear", number, self.random.choice([*client_ids, "nobody"]))
 
     def _storm(self, client_ids: list[str]) -> None:
         """Every transaction is notified again, and many that are not there, within a second or two."""
@@ -167,7 +170,7 @@ class World:
         for transaction in tuple(self.service.transactions.values()):
             for _ in range(self.random.choice((1, 1, 3))):
                 delay = self.random.uniform(0.0, 2.0)
-                self.after(delay, self.notify, transaction.number, transaction.client_id)
+                self.after(delay, self.let, "hear", transaction.number, transaction.client_id)
         for _ in range(self.settings.flood):
             self.after(self.random.uniform(0.0, 2.0), self._forge, client_ids)
 

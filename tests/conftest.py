@@ -1,6 +1,5 @@
 """What every test needs before it starts: workers, hypothesis without a stopwatch, aioresponses on today's aiohttp."""
 
-import asyncio
 import compileall
 import gc
 import importlib
@@ -29,16 +28,8 @@ from postgres_server import database, new_database, postgres
 
 # Fixtures
 __all__ = [
-    "charge",
-    "clean_environment",
-    "database",
-    "mixed",
-    "new_database",
-    "postgres",
-    "silent",
-    "unwilling",
-    "willing",
-]
+    "charge", "clean_environment", "database", "mixed", "new_database", "postgres", "silent", "unwilling", "willing",
+]  # fmt: skip
 
 #: Each has a PostgreSQL and services of its own: more would rather wait for each other.
 MOST_WORKERS = 6
@@ -149,17 +140,6 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 EXAMPLES = int(os.environ.get("PAYCLIENT_TESTS_EXAMPLES", "40"))
 settings.register_profile("payclient", deadline=None, derandomize="CI" in os.environ, max_examples=EXAMPLES)
 settings.load_profile("payclient")
-
-
-if os.environ.get("PAYCLIENT_TESTS_EAGER"):
-    # Every loop's tasks begin at once (CPython 3.12 and later): what stores a task after making it must bear that.
-    _init = asyncio.BaseEventLoop.__init__
-
-    def _eager(self: asyncio.BaseEventLoop) -> None:
-        _init(self)
-        self.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - CPython 3.11 lacks it
-
-    asyncio.BaseEventLoop.__init__ = _eager  # type: ignore[method-assign,assignment]  # for the whole run
 
 
 class _MockedResponse(ClientResponse):

@@ -427,33 +427,29 @@ def posted(times: int, then: Script) -> Script:
     return script
 
 
-async def lost_answer(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The charge is executed or the form prepared, and the answer never arrives."""
-    await before_send()
-    service.execute(request)
-    raise ConnectionResetError
+def fails(error: Exception, *, sends: bool = True, executes: bool = False) -> Script:
+    """No answer arrives, whether or not the bytes left, and what they ask for was executed."""
+
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        if sends:
+            await before_send()
+        if executes:
+            service.execute(request)
+        raise type(error)(*error.args)
+
+    return script
+
+
+lost_answer = fails(ConnectionResetError(), executes=True)
+lost_request = fails(ConnectionResetError())
+#: The connection is seen dead between the permit and the first byte.
+seen_dead = fails(payclient.NotSentError("seen dead"))
+no_connection = fails(ConnectionRefusedError(), sends=False)
 
 
 async def broken(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """Something of our own breaks, before any permit."""
     return None  # type: ignore[return-value]  # a fault of the transport's
-
-
-async def lost_request(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The bytes leave and are lost."""
-    await before_send()
-    raise ConnectionResetError
-
-
-async def seen_dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The connection is seen dead between the permit and the first byte."""
-    await before_send()
-    raise payclient.NotSentError("seen dead")
-
-
-async def no_connection(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """Nobody answers at the door."""
-    raise ConnectionRefusedError
 
 
 def reset() -> HttpResponse:
@@ -466,24 +462,24 @@ def unlisted(path: str) -> HttpResponse | None:
     return answer(200, []) if "/client/" in path else None
 
 
-def answers(status: int, value: object) -> Script:
-    """These bytes are answered, whatever was asked."""
+def says(response: HttpResponse) -> Script:
+    """This is answered, whatever was asked."""
 
     async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
-        return answer(status, value)
+        return response
 
     return script
+
+
+def answers(status: int, value: object) -> Script:
+    """This JSON is answered."""
+    return says(answer(status, value))
 
 
 def refuses(code: int, inner: int | None = None, status: int = 400, retry_after: int | None = None) -> Script:
     """An error object is answered."""
-
-    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        return refusal(code, inner, status, retry_after)
-
-    return script
+    return says(refusal(code, inner, status, retry_after))
 
 
 def sale(identifier: str = "order-17", phone: str = "0984111222", **changes: object) -> payclient.SaleRequest:

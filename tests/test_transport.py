@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
@@ -110,6 +110,25 @@ async def session_to(
             # aiohttp 3.14 stumbles over a TLS connection whose answer it could not parse.
             with contextlib.suppress(AttributeError):
                 await connector.close()
+
+
+@contextlib.asynccontextmanager
+async def kept(
+    context: ssl.SSLContext | None, *more: tuple[Step, ...]
+) -> AsyncIterator[tuple[RawServer, PaySession]]:
+    """A session whose connection has been used for one sale; the server has seen its end afterwards."""
+    async with RawServer(KEPT, *more, context=context) as server:
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            yield server, session
+        await server.settle()
+
+
+def run_on(loop: str, work: Coroutine[Any, Any, None]) -> None:
+    """Run it on an event loop of asyncio's or uvloop's."""
+    factory = asyncio.new_event_loop if loop == "asyncio" else required.module("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work)
 
 
 async def outcome_of(call: Coroutine[Any, Any, SaleResult]) -> Outcome:
@@ -308,9 +327,8 @@ async def test_a_query_that_is_cut_is_repeated(step: Step, delays: list[float]) 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_nothing_is_delivered_after_the_time_out(loop: str) -> None:
     """The connection of a request that was given up is reset: the kernel forgets what it could not deliver."""
-    # Not by TLS, whose good-bye comes first where the network works.
-    factory = asyncio.new_event_loop if loop == "asyncio" else required.module("uvloop").new_event_loop
 
+    # Not by TLS, whose good-bye comes first where the network works.
     async def main() -> None:
         began, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
 
@@ -333,8 +351,7 @@ def test_nothing_is_delivered_after_the_time_out(loop: str) -> None:
             assert await asyncio.wait_for(ended, 60) == "reset"
         server.close()
 
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main())
+    run_on(loop, main())
 
 
 async def test_redirects_are_not_followed() -> None:
@@ -496,12 +513,9 @@ async def test_failing_in_before_send(
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_before_send_precedes_the_first_byte(loop: str, context: ssl.SSLContext | None) -> None:
     """`before_send` runs after the connection stands and before its first byte, on a new and on a kept one."""
-    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    if loop == "uvloop":
-        factory = required.module("uvloop").new_event_loop
 
     async def main() -> None:
-        async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
+        async with RawServer(KEPT, context=context) as server:
 
             async def look() -> None:
                 await server.accepted.wait()
@@ -517,14 +531,13 @@ def test_before_send_precedes_the_first_byte(loop: str, context: ssl.SSLContext 
                     assert permit.completed == server.complete == number
             assert len(server.connections) == 1
 
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main())
+    run_on(loop, main())
 
 
 # --- A kept connection
 
-#: An answer that nobody asked for.
-BOGUS = answer({"transactionId": 9})
+#: An answer that nobody asked for; and the script of another connection.
+BOGUS, OTHER = answer({"transactionId": 9}), (read, write(answer({"transactionId": 13})))
 
 
 def act(server: RawServer, event: str) -> None:
@@ -557,43 +570,37 @@ async def test_idle_connection_seen_dead(event: str, seen: str, context: ssl.SSL
         await turns()
 
     permit = Permit(happen if seen == "in before_send" else None)
-    async with RawServer(KEPT, (read, write(answer({"transactionId": 13}))), context=context) as server:
-        async with session_to(server.url) as session:
-            await session.sale(sale_request("order-0"))
-            if seen == "at once":
-                await happen()
-            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
-        await server.settle()
-        assert permit.entered == 1
+    async with kept(context, OTHER) as (server, session):
         if seen == "at once":
-            assert isinstance(outcome, SaleResult)
-            assert outcome.transaction_id == 13
-            assert [connection.complete for connection in server.connections] == [1, 1]
-            assert permit.completed == 1
-        else:
-            assert type(outcome) is NotSentError
-            check_clean(outcome)
-            assert server.complete == 1
+            await happen()
+        outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+    assert permit.entered == 1
+    if seen == "at once":
+        assert isinstance(outcome, SaleResult)
+        assert outcome.transaction_id == 13
+        assert [connection.complete for connection in server.connections] == [1, 1]
+        assert permit.completed == 1
+    else:
+        assert type(outcome) is NotSentError
+        check_clean(outcome)
+        assert server.complete == 1
 
 
 @unasked
 async def test_idle_connection_dies_unseen(event: str, context: ssl.SSLContext | None) -> None:
     """What happened to a kept connection that the loop has not seen yet makes no lie."""
-    async with RawServer(KEPT, (read, write(answer({"transactionId": 13}))), context=context) as server:
-        async with session_to(server.url) as session:
-            await session.sale(sale_request("order-0"))
-            act(server, event)
-            outcome = await outcome_of(session.sale(sale_request()))
-        await server.settle()
-        charged = sum(b"order-1" in body for body in server.bodies())
+    async with kept(context, OTHER) as (server, session):
+        act(server, event)
+        outcome = await outcome_of(session.sale(sale_request()))
+    charged = sum(b"order-1" in body for body in server.bodies())
+    if isinstance(outcome, SaleResult):
+        assert charged == 1
+        assert outcome.transaction_id != 9
+    elif type(outcome) is NotSentError:
+        assert charged == 0
+    else:
+        assert type(outcome) is OutcomeUnknownError
         assert charged <= 1
-        if isinstance(outcome, SaleResult):
-            assert charged == 1
-            assert outcome.transaction_id != 9
-        elif type(outcome) is NotSentError:
-            assert charged == 0
-        else:
-            assert type(outcome) is OutcomeUnknownError
 
 
 async def test_half_a_head_on_an_idle_connection(context: ssl.SSLContext | None) -> None:
@@ -624,8 +631,7 @@ async def test_close_after_an_answer_out_of_step(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("excess", [b"xx", b"\r\n", BOGUS], ids=["garbage", "line", "answer"])
 async def test_excess_after_an_answer(excess: bytes, context: ssl.SSLContext | None) -> None:
     """Bytes after an answer's end are no part of it, and none of the next one's."""
-    script = (read, write(CREATED + excess), read, write(answer({"transactionId": 13})))
-    async with RawServer(script, (read, write(answer({"transactionId": 13}))), context=context) as server:
+    async with RawServer((read, write(CREATED + excess), *OTHER), OTHER, context=context) as server:
         async with session_to(server.url) as session:
             first = await outcome_of(session.sale(sale_request()))
             second = await outcome_of(session.sale(sale_request("order-2")))

@@ -168,9 +168,14 @@ class Variant:
 def _take_copies() -> list[Patch]:
     """Whatever transaction an answer names is its Sale's."""
     unguarded = STATEMENTS["schema"].replace("new.event = 'Created'", "false")
-    with patch.dict(STATEMENTS, schema=unguarded):
+    return [(Attempts, "_check_new", lambda self, identifier, result: None), _of_schema(unguarded)]
+
+
+def _of_schema(schema: str) -> Patch:
+    """Ledgers of the worlds that begin with another schema than the shipped one."""
+    with patch.dict(STATEMENTS, schema=schema):
         image = store._empty.__wrapped__()
-    return [(Attempts, "_check_new", lambda self, identifier, result: None), (store, "_empty", lambda: image)]
+    return (store, "_empty", lambda: image)
 
 
 def _believe_a_namesake() -> list[Patch]:
@@ -232,9 +237,7 @@ def _unguarded(change: Callable[[str], str]) -> Patch:
     whole = STATEMENTS["schema"]
     begin = whole.index("WHERE purchase = new.purchase")
     end = whole.index("\n)\nBEGIN SELECT RAISE(ABORT, 'not a permit')", begin)
-    with patch.dict(STATEMENTS, schema=f"{whole[:begin]}{change(whole[begin:end])}{whole[end:]}"):
-        image = store._empty.__wrapped__()
-    return (store, "_empty", lambda: image)
+    return _of_schema(f"{whole[:begin]}{change(whole[begin:end])}{whole[end:]}")
 
 
 def _forms_forgotten() -> list[Patch]:
@@ -243,11 +246,8 @@ def _forms_forgotten() -> list[Patch]:
     prepare, find, living = Forms.prepare, purchases.find_holder, Forms._find_live
 
     def known(poller: Poller, records: Iterable[Record]) -> list[Record]:
-        return [
-            each
-            for each in records
-            if each.kind != "form" or each.client_transaction_id in mine.get(poller, ())
-        ]
+        own = mine.get(poller, ())
+        return [each for each in records if each.kind != "form" or each.client_transaction_id in own]
 
     async def prepare_and_remember(
         self: Forms, request: payclient.PrepareRequest, purchase: str | None = None

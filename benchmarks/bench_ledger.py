@@ -1,4 +1,4 @@
-"""What the SQLite ledger costs: CPU per sale, durable writes beside the disk's fsync, blocking callers, and recovery.
+"""What the SQLite ledger costs: durable writes beside the disk's fsync, CPU per sale, and blocking callers.
 
 python benchmarks/bench_ledger.py [--dir DIRECTORY_ON_A_REAL_DISK]
 """
@@ -27,32 +27,12 @@ ROUNDS = 5
 SLOW_SYNC = 0.0005
 
 
-async def sale(ledger: SqliteLedger, number: int) -> None:
-    """The two writes of a sale that is created."""
-    record = record_of(f"order-{number}")
-    await ledger.permit(record)
-    await ledger.apply(record, created(number + 1))
-
-
-async def permit(ledger: SqliteLedger, number: int) -> None:
-    await ledger.permit(record_of(f"order-{number}"))
-
-
-async def nothing(ledger: SqliteLedger, number: int) -> None:
-    """A sale without its writes: what making the record, the event and the task costs."""
-    _ = record_of(f"order-{number}"), created(number + 1)
-    await asyncio.sleep(0)
-
-
-Work = Callable[[SqliteLedger, int], Awaitable[None]]
-
-
-async def at_once(ledger: SqliteLedger, work: Work, numbers: count[int], width: int, total: int) -> None:
-    """`width` workers share out `total` pieces of work."""
+async def at_once(ledger: SqliteLedger, numbers: count[int], width: int, total: int) -> None:
+    """`width` workers share out `total` permits."""
 
     async def worker(pieces: int) -> None:
         for _ in range(pieces):
-            await work(ledger, next(numbers))
+            await ledger.permit(record_of(f"order-{next(numbers)}"))
 
     await asyncio.gather(*(worker(total // width) for _ in range(width)))
 
@@ -74,21 +54,6 @@ def fsync_rate(directory: str, seconds: float = 0.5) -> float:
         return done / (time.perf_counter() - start)
 
 
-async def cpu_of_a_sale(directory: str) -> None:
-    ledger = await SqliteLedger.open(os.path.join(directory, "cpu.db"))
-    numbers = count()
-    costs: dict[str, list[float]] = {"sale": [], "nothing": []}
-    total = 4000
-    for _ in range(ROUNDS):
-        for name, work in (("sale", sale), ("nothing", nothing)):
-            start = time.process_time()
-            await at_once(ledger, work, numbers, 200, total)
-            costs[name].append((time.process_time() - start) / total * 1e6)
-    await ledger.aclose()
-    whole, beside = (statistics.median(costs[name]) for name in ("sale", "nothing"))
-    print(f"permit + answer, 200 at once: {whole - beside:.1f} us of CPU a sale (target <= 30)")
-
-
 async def durable_writes(directory: str) -> None:
     ledger = await SqliteLedger.open(os.path.join(directory, "writes.db"))
     numbers = count()
@@ -98,7 +63,7 @@ async def durable_writes(directory: str) -> None:
         for _ in range(ROUNDS):
             disk = fsync_rate(directory)
             start = time.perf_counter()
-            await at_once(ledger, permit, numbers, width, total)
+            await at_once(ledger, numbers, width, total)
             rate = total / (time.perf_counter() - start)
             ratios.append(rate / disk)
             rates.append(rate)
@@ -108,23 +73,6 @@ async def durable_writes(directory: str) -> None:
             f" fsync {statistics.median(disks):6.0f}: {statistics.median(ratios):5.2f}x{target}"
         )
     await ledger.aclose()
-
-
-async def recovery(directory: str, sales: int = 10_000) -> None:
-    path = os.path.join(directory, "recovery.db")
-    ledger = await SqliteLedger.open(path)
-    await at_once(ledger, sale, count(), 500, sales)
-    await ledger.aclose()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        ledger = await SqliteLedger.open(path)
-        found = [record async for record in ledger.unfinished()]
-        times.append(time.perf_counter() - start)
-        await ledger.aclose()
-        if len(found) != sales:
-            raise SystemExit(f"{len(found)} of {sales} were found")
-    print(f"recovery of {sales} open sales: {statistics.median(times) * 1000:.0f} ms (target <= 1000)")
 
 
 async def durable_sales(directory: str) -> None:
@@ -228,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
     with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as directory:
-        for part in (cpu_of_a_sale, durable_writes, durable_sales, blocking_sales, recovery):
+        for part in (durable_writes, durable_sales, blocking_sales):
             asyncio.run(part(directory))
 
 

@@ -24,10 +24,9 @@ from pathlib import Path
 import attrs
 
 import payclient
-from _measure import NOW, created, record_of, row, sale_of
+from _measure import created, record_of, row, sale_of
 from bench_ledger import fsync_rate
-from payclient.events import Notified
-from payclient.ledger import Ledger, Shared, open_ledger
+from payclient.ledger import Ledger, open_ledger
 from payclient.profile import StatusProfile
 from payclient.schedule import Fixed
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -111,31 +110,6 @@ def writes(url: str, directory: str) -> None:
                 + (f", {statistics.median(beside):5.2f}x SQLite" if beside else "")
                 + f", {statistics.median(cpu):4.0f} us of CPU a sale"
             )
-
-
-async def waking(url: str, notifications: int = 300) -> None:
-    """From the call of one ledger that writes a notification to the word that another one's watcher hears."""
-    writer, reader = await open_ledger(url), await open_ledger(url)
-    assert isinstance(reader, Shared)
-    heard: asyncio.Queue[str | None] = asyncio.Queue()
-    reader.watch(heard.put_nowait)
-    await heard.get()
-    times = []
-    for number in range(notifications):
-        name = f"notified-{number}"
-        await sale(writer, name)
-        record = await writer.get(name)
-        assert record is not None
-        start = time.perf_counter()
-        await writer.apply(record, Notified(at=NOW, transaction_id=1))
-        while await heard.get() != name:
-            pass
-        times.append((time.perf_counter() - start) * 1000)
-    times.sort()
-    print(f"notification to another's watcher: p50 {times[len(times) // 2]:.1f} ms")
-    row("the same, p99", times[int(len(times) * 0.99)], 100, "PostgreSQL on this machine", unit=" ms")
-    for each in (writer, reader):
-        await each.aclose()
 
 
 class Service:
@@ -253,7 +227,6 @@ def main() -> None:
     ):
         url = given.url if server is None else server.url("postgres")
         writes(url, directory)
-        asyncio.run(waking(url))
         deliveries(url)
 
 

@@ -23,6 +23,11 @@ def account_of(token: str) -> str:
     return token[:1]
 
 
+def _is_unpaid_form(said: Record | payclient.Outcome) -> bool:
+    """The browser came back, and nobody has paid yet."""
+    return said.kind == "form" and said.state is State.CANCELLED and said.evidence is Evidence.UNPAID
+
+
 @attrs.define(eq=False)
 class Post:
     """One Sale whose bytes left."""
@@ -159,9 +164,11 @@ class Oracle:
             for post in posts:
                 if post.named is not None and post.heard:
                     self._world.service.name(post.named)
-        elif record.kind == "form" and record.state is State.CANCELLED and record.evidence is Evidence.UNPAID:
-            pass  # the browser came back, and nobody has paid yet
-        elif record.state in (State.ACCEPTED, State.CANCELLED, State.REVERSED):
+        elif not _is_unpaid_form(record) and record.state in (
+            State.ACCEPTED,
+            State.CANCELLED,
+            State.REVERSED,
+        ):
             word = "Aceptado" if record.state is State.ACCEPTED else "Cancelado"
             if not self._holds(record.client_transaction_id, record.transaction_id, word):
                 self.violated(f"{name}: recorded as {record.state}, which the service does not hold")
@@ -227,12 +234,10 @@ class Oracle:
             ):
                 self.violated(f"{client_id}: said to be refused, and it may exist")
         elif (
-            outcome.kind == "form"
-            and outcome.state is State.CANCELLED
-            and outcome.evidence is Evidence.UNPAID
+            outcome.paid is False
+            and not _is_unpaid_form(outcome)
+            and not self._holds(client_id, outcome.transaction_id, "Cancelado")
         ):
-            pass
-        elif outcome.paid is False and not self._holds(client_id, outcome.transaction_id, "Cancelado"):
             self.violated(f"{client_id}: said to be unpaid ({outcome.state}), and it is not cancelled")
 
     def raised(self, worker: str, client_id: str, since: int, error: Exception) -> None:

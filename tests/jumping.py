@@ -6,12 +6,11 @@ import asyncio
 import functools
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
-__all__ = ["in_jumping_time", "jump_after", "run_jumping"]
+__all__ = ["in_jumping_time", "jump_after"]
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -47,12 +46,6 @@ def jump_after(seconds: float) -> None:
     loop.selector.silence = seconds
 
 
-def run_jumping(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end, where minutes of waiting take half a second."""
-    with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
-        return runner.run(work)
-
-
 def in_jumping_time(silence: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
     """Run a test on such a loop."""
 
@@ -63,7 +56,8 @@ def in_jumping_time(silence: float) -> Callable[[Callable[P, Coroutine[Any, Any,
                 jump_after(silence)
                 await test(*args, **options)
 
-            run_jumping(main())
+            with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
+                runner.run(main())
 
         return run_it
 

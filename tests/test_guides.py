@@ -23,6 +23,7 @@ import pytest
 import payclient
 import payclient.sync
 import payclient.web  # the guides name it as a user's module would have imported it
+from fake_service import sale
 from payclient.cli import main
 from payclient.cli.guide import TOPICS
 from payclient.lifecycle import TRANSITIONS, State
@@ -79,46 +80,38 @@ async def test_every_python_example_runs(
             "BASE_URL": service.url, "TOKEN": "secret", "PROFILE": "payphone", "LEDGER": "sqlite:charges.db",
         }.items():  # fmt: skip
             monkeypatch.setenv(f"PAYCLIENT_{variable}", value)
-        opening, session = payclient.open_tracker, payclient.PaySession
+        opening, opening_session = payclient.open_tracker, payclient.PaySession
 
         def open_tracker(base_url: str | None, token: str, **options: Any) -> Any:
             options |= {"schedule": payclient.Fixed(0.05), "profile": UNHURRIED}
             return opening(base_url or service.url, token, **options)
 
+        def open_blocking(*rest: Any, **more: Any) -> Any:
+            return payclient.sync.Tracker(lambda: open_tracker(*rest, **more))
+
+        def session(base_url: str | None, *rest: Any, **more: Any) -> Any:
+            return opening_session(base_url or service.url, *rest, **more)
+
         monkeypatch.setattr(payclient, "open_tracker", open_tracker)
-        monkeypatch.setattr(
-            payclient.sync,
-            "open_tracker",
-            lambda *rest, **more: payclient.sync.Tracker(lambda: open_tracker(*rest, **more)),
-        )
-        monkeypatch.setattr(
-            payclient, "PaySession", lambda url, *rest, **more: session(url or service.url, *rest, **more)
-        )
+        monkeypatch.setattr(payclient.sync, "open_tracker", open_blocking)
+        monkeypatch.setattr(payclient, "PaySession", session)
 
         async def customer_comes_back(form: payclient.PaymentForm) -> str:
             return (await service.pay(form.payment_id)).partition("?")[2]
 
-        def names() -> dict[str, object]:
-            return {
-                "payclient": payclient, "token": "secret", "customer_comes_back": customer_comes_back,
-                "Simulator": Simulator, "PAYPHONE": PAYPHONE, "TEST_MODE": TEST_MODE, "Fault": Fault,
-                "ship": lambda: shipped.append("order-17"),
-                "offer_another_way": lambda: pytest.fail("not paid"),
-                "seen_in_the_portal": lambda identifier: pytest.fail("nothing is unknown"),
-                "hold_for_review": lambda outcome: pytest.fail("unknown"),
-                "request": payclient.SaleRequest(
-                    phone_number="0984111222", country_code="593", amount_without_tax=100, currency="USD",
-                    client_transaction_id="order-17", store_id="S1",
-                ),
-            }  # fmt: skip
-
-        known = names()
-        examples = [example for example in blocks("python", name) if not is_module(example)]
-        assert examples
-        blocking = [example for example in examples if "payclient.sync" in example]
-        examples = [example for example in examples if example not in blocking]
-        if name == "README":
-            await run_apart(examples.pop(0))
+        known: dict[str, Any] = {
+            "payclient": payclient, "token": "secret", "customer_comes_back": customer_comes_back,
+            "Simulator": Simulator, "PAYPHONE": PAYPHONE, "TEST_MODE": TEST_MODE, "Fault": Fault,
+            "ship": lambda: shipped.append("order-17"), "offer_another_way": lambda: pytest.fail("not paid"),
+            "seen_in_the_portal": lambda identifier: pytest.fail("nothing is unknown"),
+            "hold_for_review": lambda outcome: pytest.fail("unknown"), "request": sale(amount_with_tax=None, tax=100),
+        }  # fmt: skip
+        found = [example for example in blocks("python", name) if not is_module(example)]
+        assert found
+        examples = [example for example in found if "payclient.sync" not in example]
+        if name == "README":  # the first one starts a loop of its own
+            program = compile(examples.pop(0), "README.md", "exec")
+            await asyncio.to_thread(exec, program, {"__name__": "__main__"})
             # What follows shows pieces of one program, in which the tracker is open.
             opened = (
                 'async with payclient.open_tracker(None, token, ledger="sqlite:charges.db") as tracker:\n'
@@ -133,20 +126,16 @@ async def test_every_python_example_runs(
             if inspect.isawaitable(result):
                 async with asyncio.timeout(60):
                     await result
-        for example in blocking:  # where no loop runs
-            await asyncio.to_thread(exec, compile(example, f"{name}.md", "exec"), known)
+        for example in found:
+            if "payclient.sync" in example:  # where no loop runs
+                await asyncio.to_thread(exec, compile(example, f"{name}.md", "exec"), known)
         assert set(service.created_per_client_id.values()) <= {1}
         if name == "start":
             assert shipped == ["order-17"]
         if name == "payphone":
-            assert known["outcome"].paid is True  # type: ignore[attr-defined]  # the form's, confirmed
+            assert known["outcome"].paid is True  # the form's, confirmed
             assert service.collected_per_client_id == {"first-1": 100, "button-1": 1150}
     assert PRINTED[name] in capsys.readouterr().out
-
-
-async def run_apart(program: str) -> None:
-    """Run a whole program, which starts a loop of its own, in a thread."""
-    await asyncio.to_thread(exec, compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 
 def diagram() -> str:

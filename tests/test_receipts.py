@@ -13,7 +13,7 @@ import pytest
 
 import payclient
 from fake_service import PROFILE as PLAIN
-from fake_service import FakeService, outcome_of, tracking
+from fake_service import FakeService, outcome_of, pending_of, tracking
 from fake_service import form as form_of
 from fake_service import sale as push
 from payclient.cli import main
@@ -133,15 +133,12 @@ async def test_both_are_there_after_a_restart(tmp_path: Path) -> None:
             await service.approve("given-back")
             for pending in tracker.open_sales():
                 await pending.check()
-            back = await tracker.find("given-back")
-            assert back is not None
-            await tracker.reverse(back)
+            await tracker.reverse(await pending_of(tracker, "given-back"))
             form = await tracker.prepare(form_of("form"))
             url = await service.pay(form.payment_id, declined=True, reason="insufficient_funds")
             await tracker.returned(url.partition("?")[2])
         async with shop(service, f"sqlite:{file}") as tracker:
-            found = {name: await tracker.find(name) for name in names}
-            outcomes = {name: pending.outcome for name, pending in found.items() if pending is not None}
+            outcomes = {name: (await pending_of(tracker, name)).outcome for name in names}
             news = {}
             async for outcome in tracker.outcomes():
                 news[outcome.client_transaction_id] = outcome
@@ -220,24 +217,20 @@ def test_the_command_line_shows_both(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
     monkeypatch.setenv("PAYCLIENT_LEDGER", "sqlite:charges.db")
-    rows = [
-        "client_transaction_id,phone_number,country_code,currency,amount_without_tax,store_id",
-        *(f"order-{number},098400000{number},593,USD,1150,S1" for number in range(8)),
-    ]
-    Path("charges.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    crowd = Answers(
-        approve=0.5, reject=0.5, ignore=0.0, delay=(0.01, 0.0), reasons=("insufficient_funds",), seed=3
-    )
+    header = "client_transaction_id,phone_number,country_code,currency,amount_without_tax,store_id\n"
+    rows = "".join(f"order-{number},098400000{number},593,USD,1150,S1\n" for number in range(8))
+    Path("charges.csv").write_text(header + rows, encoding="utf-8")
     Path("shop.toml").write_text(TOML, encoding="utf-8")
+    why_not = ("insufficient_funds",)
+    crowd = Answers(approve=0.5, reject=0.5, ignore=0.0, delay=(0.01, 0.0), reasons=why_not, seed=3)
     with SimulatorThread(Simulator(token="token", settings=PAYPHONE, answers=crowd)) as service:
-        arguments = [
-            "charge", "charges.csv", "--base-url", service.url, "--profile", "shop.toml", "--new-ledger",
-            "--yes",
-        ]  # fmt: skip
-        code = main([*arguments, "--report", "report.csv", "--html", "report.html"])
-        again = main([*arguments, "--report", "report.jsonl"])
+        for report_to in (["report.csv", "--html", "report.html"], ["report.jsonl"]):
+            profile = ["--profile", "shop.toml", "--new-ledger", "--yes"]
+            assert (
+                main(["charge", "charges.csv", "--base-url", service.url, *profile, "--report", *report_to])
+                == 3
+            )
         sales = service.sales.values()
-    assert (code, again) == (3, 3)
     capfd.readouterr()
     declined = next(sale for sale in sales if sale.how == "rejected")
     paid = next(sale for sale in sales if sale.how == "approved")

@@ -20,7 +20,7 @@ import pytest
 
 from crowd import in_virtual_time, now
 from fake_service import PROFILE as QUERIES
-from fake_service import Permit, Scripted, error_of
+from fake_service import Permit, Scripted, error_of, form, sale
 from payclient.clock import Timeouts
 from payclient.errors import (
     ConfigurationError,
@@ -31,7 +31,6 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, PAYPHONE
 from payclient.session import RETRY_DELAYS, Exchange, PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
@@ -45,16 +44,7 @@ SHORT, TEN = Timeouts(connect=0.2, total=0.2), Timeouts(total=10)
 
 TRIES = 1 + len(RETRY_DELAYS)
 
-SALE = SaleRequest(
-    phone_number="0987654321", country_code="593", currency="USD", client_transaction_id="order-1",
-    amount_without_tax=100,
-)  # fmt: skip
-
-PREPARE = PrepareRequest(
-    currency="USD", client_transaction_id="form-1", store_id="S1", response_url="https://shop.example/back",
-    amount_without_tax=100,
-)  # fmt: skip
-
+SALE, PREPARE = sale("order-1"), form("form-1")
 CREATED = HttpResponse(200, {}, b'{"transactionId": 12}')
 PENDING = HttpResponse(200, {}, b'{"transactionId": 12, "state": "Pendiente"}')
 CONFIRMED = HttpResponse(200, {}, b'{"transactionId": 12, "transactionStatus": "Pending"}')

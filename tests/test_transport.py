@@ -21,7 +21,7 @@ import pytest
 
 import required
 from fake_service import PROFILE as QUERIES
-from fake_service import Permit
+from fake_service import Permit, sale
 from jumping import in_jumping_time
 from payclient.clock import Timeouts
 from payclient.errors import (
@@ -71,10 +71,7 @@ Outcome = SaleResult | BaseException
 
 
 def sale_request(identifier: str = "order-1") -> SaleRequest:
-    return SaleRequest(
-        phone_number=PHONE, country_code="593", currency="USD", client_transaction_id=identifier,
-        amount_without_tax=100, reference=PERSON,
-    )  # fmt: skip
+    return sale(identifier, PHONE, reference=PERSON)
 
 
 pytestmark = pytest.mark.usefixtures("delays")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_service import sale
 from payclient.answers import MAX_ENTRIES, MAX_MESSAGE, retry_after
 from payclient.errors import (
     ConfigurationError,
@@ -52,13 +53,6 @@ SHOP = ServiceProfile(
 )
 
 
-def minimal_sale(**changes: Any) -> SaleRequest:
-    return SaleRequest(**{
-        "phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-17",
-        "amount_with_tax": 1000, "tax": 150, **changes,
-    })  # fmt: skip
-
-
 def minimal_prepare(**changes: Any) -> PrepareRequest:
     return PrepareRequest(**{
         "currency": "USD", "client_transaction_id": "order-17", "store_id": "S1", "tax": 15,
@@ -78,41 +72,41 @@ def encoded(request: SaleRequest | PrepareRequest, profile: ServiceProfile = DOC
 
 def test_only_what_was_given_is_sent() -> None:
     """The amount is the sum of the parts (§2.1); a part of 0 cents is present."""
-    assert encoded(minimal_sale()) == {
+    assert encoded(sale()) == {
         "phoneNumber": "0984111222", "countryCode": "593", "amount": 1150, "amountWithTax": 1000, "tax": 150,
-        "currency": "USD", "clientTransactionId": "order-17",
+        "currency": "USD", "clientTransactionId": "order-17", "storeId": "S1",
     }  # fmt: skip
     assert encoded(minimal_prepare()) == {
         "amount": 15, "tax": 15, "currency": "USD", "clientTransactionId": "order-17", "storeId": "S1",
         "responseUrl": "https://shop.example/paid",
     }  # fmt: skip
-    zeros = encoded(minimal_sale(service=0, tip=0, time_zone=0))
+    zeros = encoded(sale(service=0, tip=0, time_zone=0))
     assert (zeros["service"], zeros["tip"], zeros["timeZone"]) == (0, 0, 0)
     item = LineItem(product_sku="1")
     for order, expected in (
         (Order(), {}), (Order(bill_to=BillTo()), {"billTo": {}}),
         (Order(line_items=(LineItem(), item)), {"lineItems": [{}, {"productSKU": "1"}]}),
     ):  # fmt: skip
-        for request in (minimal_sale(order=order), minimal_prepare(order=order)):
+        for request in (sale(order=order), minimal_prepare(order=order)):
             assert encoded(request)["order"] == expected, "every field of an order may be left out (§2.4)"
 
 
 def test_names_that_the_document_leaves_to_the_profile() -> None:
     """§2.2, §2.3: the flag, the language and the redirect; a flag of false, its default, is not sent."""
-    request = minimal_sale(by_nick_name=True, nick_name="ana")
+    request = sale(by_nick_name=True, nick_name="ana")
     data = encoded(request, SHOP)
     assert (data["byNickName"], data["nickName"]) == (True, "ana")
-    assert "byNickName" not in encoded(minimal_sale(), SHOP)
+    assert "byNickName" not in encoded(sale(), SHOP)
     with pytest.raises(ConfigurationError, match=r"nick_name_flag"):
         encode_sale(request, DOCUMENT)
     data = encoded(minimal_prepare(language="en"), SHOP)
     assert (data["lang"], data["ResponseUrl"]) == ("en", "https://shop.example/paid")
     assert not {"lang", "responseUrl"} & set(encoded(minimal_prepare(), SHOP))
-    assert "responseUrl" in encoded(minimal_sale(response_url="https://shop.example/hook"), SHOP)
+    assert "responseUrl" in encoded(sale(response_url="https://shop.example/hook"), SHOP)
     with pytest.raises(ConfigurationError, match=r"language_field"):
         encode_prepare(minimal_prepare(language="es"), DOCUMENT)
     # §2.2 requires phoneNumber; a service may not.
-    request = minimal_sale(by_nick_name=True, nick_name="ana", phone_number=None)
+    request = sale(by_nick_name=True, nick_name="ana", phone_number=None)
     with pytest.raises(InvalidRequestError) as caught:
         encode_sale(request, SHOP)
     assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("must be given",)),)
@@ -130,7 +124,7 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
     """§8: length and amount bounds are not shown; a profile may know them."""
     with pytest.raises(InvalidRequestError) as caught:
         encode_sale(
-            minimal_sale(client_transaction_id="order-017", reference="a secret", tax=9000, time_zone=15),
+            sale(client_transaction_id="order-017", reference="a secret", tax=9000, time_zone=15),
             LIMITS,
         )
     assert caught.value.errors == (
@@ -142,7 +136,7 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
     assert caught.value.client_transaction_id == "order-017"
     assert "secret" not in str(caught.value)
     # A value at its bound passes, and one left out is not checked.
-    assert encoded(minimal_sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
+    assert encoded(sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
     assert encoded(minimal_prepare(tax=100), LIMITS)["amount"] == 100
     with pytest.raises(InvalidRequestError):
         encode_prepare(minimal_prepare(), LIMITS)
@@ -151,7 +145,7 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
 @given(st.text(alphabet=st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(0, 10**18))
 def test_what_a_model_takes_is_encoded_unchanged(text: str, cents: int) -> None:
     """Texts and cents are read back as they were."""
-    data = encoded(minimal_sale(reference=text, optional_parameter3=text, amount_with_tax=None, tax=cents))
+    data = encoded(sale(reference=text, optional_parameter3=text, amount_with_tax=None, tax=cents))
     assert (data["reference"], data["optionalParameter3"], data["amount"]) == (text, text, cents)
 
 

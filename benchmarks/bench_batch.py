@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import math
 import os
 import random
 import resource
@@ -25,11 +24,12 @@ import attrs
 import orjson
 
 from _measure import pin, ratio, row, sale_of, server, steady_heap
+from crowd import PROFILE, Service, now
+from fake_service import answer, refusal
 from payclient.batch import charge_all
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -38,12 +38,6 @@ from virtual_loop import VirtualClock, run
 AT_ONCE = 200
 #: Seconds that the server takes to answer.
 DELAY = 0.05
-
-
-PROFILE = ServiceProfile(
-    name="bench",
-    status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"),
-)
 
 
 # --- 20,000 rows, POSTed and recorded, beside people who POST only
@@ -108,10 +102,6 @@ async def _batch(url: str, path: str, rows: int) -> float:
     return took
 
 
-def said(value: object, status: int = 200) -> HttpResponse:
-    return HttpResponse(status, {}, orjson.dumps(value))
-
-
 # --- Memory
 
 
@@ -138,18 +128,17 @@ async def stream(directory: str, rows: int) -> None:
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "GET":
             asked = int(request.path.rpartition("/")[2])
-            answer = {
-                "transactionId": asked, "transactionStatus": "Aceptado", "amount": 1150, "currency": "USD",
+            return answer(200, {
+                "transactionId": asked, "state": "Aceptado", "amount": 1150, "currency": "USD",
                 "clientTransactionId": identifiers.pop(asked),
-            }  # fmt: skip
-            return said(answer)
+            })  # fmt: skip
         if before_send is not None:
             await before_send()
         number = next(numbers)
         if number % 10:
-            return said({"message": "no", "errorCode": 22}, 400)
+            return refusal(22)
         identifiers[number] = orjson.loads(request.body)["clientTransactionId"]
-        return said({"transactionId": number})
+        return answer(200, {"transactionId": number})
 
     profile = attrs.evolve(PROFILE, sale_window=10.0)
     ledger = await SqliteLedger.open(os.path.join(directory, f"stream-{rows}.db"))
@@ -169,48 +158,30 @@ async def stream(directory: str, rows: int) -> None:
 # --- Virtual time: how close a paced batch comes to what bounds it
 
 
-class Customers:
-    """A service in virtual time: lognormal answers (median 25 s, sigma 0.8), one in ten never; 2061 as it is."""
+class Customers(Service):
+    """The crowd of the tests (median 25 s, sigma 0.8, one in ten never), each of whom takes one sale at a time."""
 
-    def __init__(self, window: float) -> None:
-        self._window = window
-        self._chance = random.Random(11)  # noqa: S311 - the same customers in every run
-        #: By transaction id: when it ends, how, its request.
-        self._sales: list[tuple[float, str, dict[str, object]]] = []
-        self._busy_until: dict[object, float] = {}
-        self.created: list[float] = []
-        self.queries = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._busy_until: dict[str, float] = {}
         self.busy = 0
         #: Seconds that each lane's customers took together.
-        self.lanes: Counter[object] = Counter()
+        self.lanes: Counter[str] = Counter()
 
-    async def transport(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        now = asyncio.get_running_loop().time()
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "GET":
-            self.queries += 1
-            return self._status(int(request.path.rpartition("/")[2]), now)
-        if before_send is not None:
-            await before_send()
-        body = orjson.loads(request.body)
+            return await super().__call__(request, before_send)
+        body, began = orjson.loads(request.body), now()
         who = body["phoneNumber"]
-        if self._busy_until.get(who, -1.0) > now:
+        if self._busy_until.get(who, -1.0) > began:
+            assert before_send is not None
+            await before_send()
             self.busy += 1
-            entry = {"message": "busy", "errorCode": 2061}
-            return said({"message": "no", "errorCode": 22, "errors": [entry]}, 400)
-        answered, after = self._chance.random() >= 0.1, self._chance.lognormvariate(math.log(25), 0.8)
-        took = after if answered and after < self._window else self._window
-        self._sales.append((now + took, "Aceptado" if took < self._window else "Cancelado", body))
-        self._busy_until[who] = now + took
-        self.lanes[who] += took
-        self.created.append(now)
-        return said({"transactionId": len(self._sales)})
-
-    def _status(self, identifier: int, now: float) -> HttpResponse:
-        end, how, body = self._sales[identifier - 1]
-        return said({
-            "transactionId": identifier, "transactionStatus": how if now >= end else "Pendiente",
-            "amount": body["amount"], "currency": "USD", "clientTransactionId": body["clientTransactionId"],
-        })  # fmt: skip
+            return refusal(22, 2061)
+        response = await super().__call__(request, before_send)
+        self._busy_until[who], _ = self.truth[body["clientTransactionId"]]
+        self.lanes[who] += self._busy_until[who] - began
+        return response
 
 
 def _customers(rows: int, longest: int) -> list[int]:
@@ -227,11 +198,11 @@ def _customers(rows: int, longest: int) -> list[int]:
 async def paced(rows: int, rate: float, queries_per_minute: float | None, longest: int, name: str) -> None:
     """Longest lanes first, as a file's are sent: from the first row to the last outcome."""
     profile = attrs.evolve(PROFILE, queries_per_minute=queries_per_minute)
-    customers = Customers(profile.sale_window)
+    customers = Customers()
     who = _customers(rows, longest)
     lanes = Counter(who)
     order = sorted(range(rows), key=lambda number: -lanes[who[number]])
-    session = PaySession("http://127.0.0.1:9", "token", profile=profile, transport=customers.transport)
+    session = PaySession("http://127.0.0.1:9", "token", profile=profile, transport=customers)
     async with session, Tracker(session, MemoryLedger(), clock=VirtualClock()) as tracker:
         requests = (sale_of(number, who[number]) for number in order)
         # As many prompts as the rate can have out at once: the rate is what bounds here.
@@ -239,14 +210,14 @@ async def paced(rows: int, rate: float, queries_per_minute: float | None, longes
             tracker, requests, max_in_flight=AT_ONCE, max_pending=10_000, rate=rate
         ) as results:
             paid = Counter([result.paid async for result in results])
-        took = asyncio.get_running_loop().time()
+        took = now()
     creation = (rows - 1) / rate
     lane = max(customers.lanes.values())
-    asked = 0.0 if queries_per_minute is None else customers.queries / queries_per_minute * 60
+    asked = 0.0 if queries_per_minute is None else len(customers.made) / queries_per_minute * 60
     bound = max(creation, lane, asked)
     print(
-        f"      {name}: {took:.0f} s; creating takes {creation:.0f} s (the last at {customers.created[-1]:.0f} s), "
-        f"the longest lane {lane:.0f} s, {customers.queries / rows:.1f} queries a sale {asked:.0f} s; {dict(paid)}"
+        f"      {name}: {took:.0f} s; creating takes {creation:.0f} s, the longest lane {lane:.0f} s, "
+        f"{len(customers.made) / rows:.1f} queries a sale {asked:.0f} s; {dict(paid)}"
     )
     row(f"batch of {rows} rows, {rate:g} a second, {name}", took / bound, 1.05, "max of its three bounds")
     row(f"2061 of our own making, {name}", customers.busy, 0, "none", unit=" ")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import secrets
 import statistics
 import subprocess
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -26,10 +25,10 @@ import attrs
 import payclient
 from _measure import created, record_of, row, sale_of
 from bench_ledger import fsync_rate
+from fake_service import FakeService, hint, tracking
+from payclient.clock import SystemClock
 from payclient.ledger import Ledger, open_ledger
-from payclient.profile import StatusProfile
 from payclient.schedule import Fixed
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import running_postgres
 
 ROUNDS = 3
@@ -112,46 +111,20 @@ def writes(url: str, directory: str) -> None:
             )
 
 
-class Service:
-    """The service as a function: it says pending until it is told otherwise."""
-
-    def __init__(self) -> None:
-        self.sales: dict[int, dict[str, object]] = {}
-
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        if request.method == "GET":
-            found: object = self.sales[int(request.path.rpartition("/")[2])]
-            return HttpResponse(200, {}, json.dumps(found).encode())
-        sale, number = json.loads(request.body), next(numbers)
-        names = ("clientTransactionId", "amount", "currency")
-        self.sales[number] = {"transactionId": number, "state": "Pendiente"} | {
-            each: sale[each] for each in names
-        }
-        return HttpResponse(200, {}, b'{"transactionId":%d}' % number)
-
-
 @asynccontextmanager
-async def worker(url: str, service: Service, *, deaf: bool = False) -> AsyncIterator[payclient.Tracker]:
-    profile = payclient.ServiceProfile(
-        name="bench",
-        status=StatusProfile(by_transaction_id="/sales/{transaction_id}", state_field="state"),
-    )
-    ledger = await open_ledger(url)
+async def worker(url: str, service: FakeService, *, deaf: bool = False) -> AsyncIterator[payclient.Tracker]:
     async with (
-        payclient.PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
-        payclient.Tracker(session, ledger, schedule=Fixed(60.0)) as tracker,
+        aclosing(await open_ledger(url)) as ledger,
+        tracking(service, ledger, schedule=Fixed(60.0)) as tracker,
     ):
         if deaf:
             ledger._listener._tasks[1].cancel()  # type: ignore[attr-defined]  # only the poll is left
         yield tracker
-    await ledger.aclose()
 
 
 async def wait_for(url: str, names: list[str], deaf: bool) -> None:
     """The process that waits: says when each wait ended, by the clock that all processes of a machine share."""
-    async with worker(url, Service(), deaf=deaf) as tracker:
+    async with worker(url, FakeService(SystemClock()), deaf=deaf) as tracker:
 
         async def one(name: str) -> None:
             pending = await tracker.find(name)
@@ -165,7 +138,10 @@ async def wait_for(url: str, names: list[str], deaf: bool) -> None:
 
 async def delivery(url: str, sales: int, *, deaf: bool) -> list[float]:
     """Milliseconds from `notify()` in one process to the end of `wait()` in another; a third follows, and asks."""
-    service = Service()
+    service = FakeService(SystemClock())
+    service.first_id = (
+        secrets.randbits(40) << 20
+    )  # each sale is another transaction, whichever process makes it
     async with worker(url, service) as follower, worker(url, service) as notified:
         names = [f"delivery-{deaf}-{number}" for number in range(sales)]
         for number, name in enumerate(names):
@@ -189,9 +165,9 @@ async def delivery(url: str, sales: int, *, deaf: bool) -> list[float]:
         telling = asyncio.create_task(told())
         for number, sale in service.sales.items():
             name = str(sale["clientTransactionId"])
-            sale["state"] = "Aceptado"
+            service.decide("Aceptado", number)
             began[name] = time.monotonic()
-            await notified.notify(payclient.Notification(transaction_id=number, client_transaction_id=name))
+            await notified.notify(hint(number, name))
             await asyncio.sleep(0.2 if deaf else 0.01)
         await telling
         await waiter.wait()

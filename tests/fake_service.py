@@ -66,6 +66,7 @@ class FakeService:
 
     def __init__(self, clock: Any = None) -> None:
         self.clock: ManualClock = clock or ManualClock()
+        self.first_id = 1000
         #: transaction id -> its status object.
         self.sales: dict[int, dict[str, object]] = {}
         self.scripts: list[Script] = []
@@ -131,7 +132,7 @@ class FakeService:
     def create(self, request: HttpRequest) -> int:
         """Create the sale."""
         data = json.loads(request.body)
-        identifier = 1000 + len(self.sales)
+        identifier = self.first_id + len(self.sales)
         self.posted[data["clientTransactionId"]] += 1
         self.posted_at[data["clientTransactionId"]] = self.clock.monotonic()
         self.sales[identifier] = {

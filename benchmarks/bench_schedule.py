@@ -12,23 +12,19 @@ import itertools
 import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+
+import attrs
 
 import payclient
 from _measure import row
-from payclient.events import Created
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
-from payclient.models import Notification, StatusReport
+from crowd import PROFILE, Service, notify, now, push, tracking
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
-from payclient.session import PaySession
-from payclient.tracking.arrivals import Arrivals
-from payclient.tracking.followup import Followed, Scheduled, TransactionRef
-from payclient.tracking.poller import Poller
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.tracking.followup import Followed, Scheduled
 from schedule_table import Crowd, Forecast, forecast, lognormal
-from virtual_loop import VirtualClock, run
+from virtual_loop import run
 
 
 def gamma_of_two(mean: float) -> Callable[[float], float]:
@@ -116,108 +112,69 @@ def tables() -> None:
 # --- A crowd in virtual time
 
 
-WINDOW = 300.0
-
-
-class Customers:
-    """People whose answer is drawn from a law, and the service that knows of it; the poller itself follows them."""
+class Customers(Service):
+    """The crowd of the tests (median 25 s, sigma 0.8, 10 % silent); a tracker follows each sale to its end."""
 
     def __init__(
         self,
-        schedule: Schedule,
-        draw: Callable[[random.Random], float],
-        *,
         seed: int,
+        *,
         queries_per_minute: float | None = None,
-        notified: Callable[[int], float] = lambda number: 0.0,
+        notified: Callable[[int], float] | None = None,
     ) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - it must repeat
-        self.draw = draw
+        super().__init__(seed=seed)
+        status = attrs.evolve(PROFILE.status, by_client_transaction_id=None)
+        self.profile = attrs.evolve(PROFILE, queries_per_minute=queries_per_minute, status=status)
         #: The chance that the answer of a sale is notified, by the sale's number.
-        self.notified = notified
-        self.created: dict[int, float] = {}
-        self.answers_at: dict[int, float] = {}
-        #: Per sale: queries made, and seconds from the answer to the end of the wait.
-        self.queries: dict[int, int] = {}
+        self.notified = notified or (lambda number: 0.0)
+        #: Per sale: seconds from the answer to the end of the wait; and from its creation.
         self.delays: dict[int, float] = {}
-        #: Seconds from each sale's creation to the end of its wait.
         self.lives: dict[int, float] = {}
-        self.ledger = MemoryLedger()
-        self.clock = VirtualClock()
-        profile = payclient.ServiceProfile(queries_per_minute=queries_per_minute)
-        session = PaySession("https://pay.example", "token", profile=profile, transport=_unused)
-        self.poller = Poller(session, self.ledger, self.clock, status=self._status, schedule=schedule)
-        self.arrivals = Arrivals(self.poller)
 
-    async def _status(self, reference: TransactionRef) -> StatusReport:
-        number = reference.transaction_id
-        assert number is not None
-        self.queries[number] += 1
-        await asyncio.sleep(0.02)
-        now, at = self.clock.monotonic(), self.answers_at[number]
-        created = self.created[number]
-        answered = "Aceptado" if at <= now else "Cancelado" if now >= created + WINDOW else "Pendiente"
-        return StatusReport(state=answered, transaction_id=number)
+    def prepare(self, tracker: payclient.Tracker) -> None:
+        """Leave the tracker as it is shipped."""
 
     async def follow(self, arrivals: Iterator[float]) -> None:
         """One sale at each of these times, each followed to its end."""
-        waits = []
-        for number, when in enumerate(arrivals, 1):
-            await asyncio.sleep(max(when - self.clock.monotonic(), 0.0))
-            waits.append(asyncio.create_task(self._sale(number)))
-        await asyncio.gather(*waits)
-        await self.poller.aclose()
+        async with tracking(self, profile=self.profile) as tracker:
+            self.prepare(tracker)
+            self.answered = partial(self._answered, tracker)
+            async with asyncio.TaskGroup() as waits:
+                for number, when in enumerate(arrivals, 1):
+                    await asyncio.sleep(max(when - now(), 0.0))
+                    waits.create_task(self._follow(tracker, number))
 
-    async def _sale(self, number: int) -> None:
-        now, wall = self.clock.monotonic(), self.clock.time()
-        after = self.draw(self.random)
-        self.created[number] = now
-        self.answers_at[number] = now + after if after < WINDOW else math.inf
-        self.queries[number] = 0
-        record = Record(client_transaction_id=f"order-{number:06}", created_at=wall)
-        await self.ledger.permit(record)
-        event = Created(at=wall, transaction_id=number, expires_at=wall + WINDOW)
-        record = await self.ledger.apply(record, event)
-        self.poller.asks.follow(record)
-        if after < WINDOW and self.random.random() < self.notified(number):
-            hint = Notification(transaction_id=number, client_transaction_id=record.client_transaction_id)
-            late = now + after + 0.2
-            asyncio.get_running_loop().call_at(late, lambda: asyncio.create_task(self.arrivals.notify(hint)))
-        outcome = await self.poller.handle(record).wait()
-        self.lives[number] = self.clock.monotonic() - now
-        if outcome.paid and after < WINDOW:
-            self.delays[number] = self.clock.monotonic() - self.answers_at[number]
+    def _answered(self, tracker: payclient.Tracker, number: int, identifier: str) -> None:
+        if self.random.random() < self.notified(number):
+            asyncio.create_task(notify(tracker, number, identifier))  # noqa: RUF006 - it is over at once
+
+    async def _follow(self, tracker: payclient.Tracker, number: int) -> None:
+        began, pending = now(), await tracker.sale(push(f"order-{number}"))
+        outcome = await pending.wait()
+        self.lives[number] = now() - began
+        if outcome.paid:
+            self.delays[number] = now() - self.truth[pending.client_transaction_id][0]
 
     def mean_delay(self, first: int = 0, last: int = 10**9) -> float:
         """Of the sales numbered so."""
         return statistics.fmean(each for number, each in self.delays.items() if first <= number <= last)
 
-    def mean_queries(self, first: int = 0) -> float:
+    def mean_queries(self, first: int = 1) -> float:
         """Of the sales from this number on."""
-        return statistics.fmean(each for number, each in self.queries.items() if first <= number)
+        made = Counter(name for _, name in self.queries)
+        return statistics.fmean(made[f"order-{number}"] for number in range(first, len(self.truth) + 1))
 
 
 class RoundRobin(Customers):
     """The same poller, the same rate; whoever was asked least recently comes next, whatever his age."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.poller._lines.lag = self._longest  # type: ignore[method-assign]  # that is the comparison
+    def prepare(self, tracker: payclient.Tracker) -> None:
+        tracker._poller._lines.lag = self._longest  # type: ignore[method-assign]  # that is the comparison
 
     @staticmethod
     def _longest(ask: Scheduled, now: float) -> float:
         assert isinstance(ask, Followed)
         return now - max(ask.queried_at, ask.created)
-
-
-async def _unused(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-    """No request is made: the status source answers."""
-    raise AssertionError
-
-
-def draw(random: random.Random) -> float:
-    """Lognormal, median 25 s, sigma 0.8, 10 % silent."""
-    return math.inf if random.random() < 0.1 else 25 * math.exp(0.8 * random.gauss(0, 1))
 
 
 def every(seconds: float, count: int) -> Iterator[float]:
@@ -231,16 +188,16 @@ def poisson(rate: float, count: int, seed: int) -> Iterator[float]:
 
 def notifications(count: int) -> None:
     learnt = 100  # sales after which the share of notifications is known
-    crowd = Customers(Attentive(), draw, seed=1, notified=lambda number: 0.95)
+    crowd = Customers(1, notified=lambda number: 0.95)
     run(crowd.follow(every(3.0, count)))
     what = "queries, 95 % of notifications arriving, not told"
     row(what, crowd.mean_queries(learnt), 6.0, "the last included", unit=" ")
     row("mean delay meanwhile", crowd.mean_delay(learnt), 0.6, "answer to wait()", unit=" s")
 
     dead = count // 2
-    dying = Customers(Attentive(), draw, seed=2, notified=lambda number: 0.95 if number <= dead else 0.0)
+    dying = Customers(2, notified=lambda number: 0.95 if number <= dead else 0.0)
     run(dying.follow(every(3.0, count)))
-    polling = Customers(Attentive(), draw, seed=2)
+    polling = Customers(2)
     run(polling.follow(every(3.0, count)))
     back = dying.mean_delay(dead + 51) / polling.mean_delay(dead + 51)
     after = dying.mean_delay(dead + 1, dead + 50)
@@ -253,7 +210,7 @@ def rationed(count: int) -> None:
     for arrivals in (0.3, 0.4, 0.5):
         figures = []
         for kind in (RoundRobin, Customers):
-            crowd = kind(Attentive(), draw, seed=3, queries_per_minute=30.0)
+            crowd = kind(3, queries_per_minute=30.0)
             run(crowd.follow(poisson(arrivals, 2 * count, 4)))
             delays = sorted(crowd.delays.values())
             lives = [life for number, life in crowd.lives.items() if number > count]

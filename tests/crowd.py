@@ -27,8 +27,8 @@ from virtual_loop import VirtualClock, in_virtual_time
 from virtual_loop import run as run_in_virtual_time
 
 __all__ = [
-    "BOUND", "PROFILE", "Service", "farthest", "hint", "in_virtual_time", "limited", "now", "push", "pushed", "run",
-    "tracking", "waited",
+    "BOUND", "PROFILE", "Service", "farthest", "hint", "in_virtual_time", "limited", "notify", "now", "push", "pushed",
+    "run", "tracking", "waited",
 ]  # fmt: skip
 
 WINDOW = 300.0
@@ -190,23 +190,22 @@ def farthest(times: Iterable[float]) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
+async def notify(tracker: payclient.Tracker, number: int, identifier: str) -> None:
+    """Notify a tracker, which may be closed by now."""
+    with suppress(payclient.PayError):
+        await tracker.notify(payclient.Notification(transaction_id=number, client_transaction_id=identifier))
+
+
 async def _run(sales: int, seed: int) -> Result:
     service = Service(moody(seed), seed=seed, loses=0.01)
     outcomes: dict[str, payclient.Outcome] = {}
     tracker = tracking(service)
     async with tracker:
-
-        async def notify(number: int, identifier: str) -> None:
-            with suppress(payclient.PayError):
-                await tracker.notify(
-                    payclient.Notification(transaction_id=number, client_transaction_id=identifier)
-                )
-
         hints: set[asyncio.Task[None]] = set()
 
         def answered(number: int, identifier: str) -> None:
             if service.random.random() < 0.5:
-                task = asyncio.create_task(notify(number, identifier))
+                task = asyncio.create_task(notify(tracker, number, identifier))
                 hints.add(task)
                 task.add_done_callback(hints.discard)
 

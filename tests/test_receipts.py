@@ -221,7 +221,7 @@ def test_the_command_line_shows_both(
     rows = "".join(f"order-{number},098400000{number},593,USD,1150,S1\n" for number in range(8))
     Path("charges.csv").write_text(header + rows, encoding="utf-8")
     Path("shop.toml").write_text(TOML, encoding="utf-8")
-    why_not = ("insufficient_funds",)
+    why_not: tuple[Reason, ...] = ("insufficient_funds",)
     crowd = Answers(approve=0.5, reject=0.5, ignore=0.0, delay=(0.01, 0.0), reasons=why_not, seed=3)
     with SimulatorThread(Simulator(token="token", settings=PAYPHONE, answers=crowd)) as service:
         for report_to in (["report.csv", "--html", "report.html"], ["report.jsonl"]):

@@ -216,16 +216,16 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         },
         State.UNKNOWN: {
             **_HINTS,
-            **_VERDICTS,
-            **_DECISIONS,
             Created: State.PENDING,  # our own late answer
             Refused: State.REFUSED,
             NotSent: State.REFUSED,
             FoundPending: State.PENDING,
+            **_VERDICTS,
             ProvenAbsent: State.REFUSED,
+            **_DECISIONS,
         },
         State.PENDING: {**_HINTS, **_VERDICTS, Expired: State.EXPIRED},
-        State.EXPIRED: {**_HINTS, **_VERDICTS, **_DECISIONS, Exhausted: State.EXPIRED},
+        State.EXPIRED: {**_HINTS, Exhausted: State.EXPIRED, **_VERDICTS, **_DECISIONS},
         State.CANCELLED: {
             **_HINTS,
             **dict.fromkeys(_VERDICTS),  # once more

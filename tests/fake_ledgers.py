@@ -174,10 +174,6 @@ class HookedLedger(MemoryLedger):
 class HookedSharedLedger(HookedLedger, SharedLedger):
     """One that several processes share."""
 
-    def __init__(self, *, before: Hooks | None = None, after: Hooks | None = None) -> None:
-        SharedLedger.__init__(self)
-        self.before, self.after = before or {}, after or {}
-
 
 async def _happen(hooks: Hooks, name: str) -> None:
     happening = hooks[name]() if name in hooks else None

@@ -333,14 +333,14 @@ class Listener:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 async with asyncio.timeout(self._poll):
                     await connection.add_listener(self._server.schema, self._on_notify)
-                while not lost.is_set():
-                    # At first since nobody was woken by what was written before the LISTEN.
-                    self._wake(None)
+                self._wake(None)  # nobody was woken by what was written before the LISTEN
+                while True:
                     with suppress(TimeoutError):
                         # Not `wait_for`, which may lose our cancellation on CPython 3.11.
                         async with asyncio.timeout(self._poll):
                             await lost.wait()
                         break
+                    self._wake(None)  # before the query, which a silent wire holds up
                     await connection.execute("SELECT 1", timeout=self._poll)
             except Exception:  # whatever it is: go on by another connection
                 self._wake(None)

@@ -1,5 +1,6 @@
 """How a run is watched: live, in plain lines, quietly, by a machine; and the page that it leaves."""
 
+import asyncio
 import io
 import json
 import os
@@ -31,6 +32,7 @@ from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
 from payclient.cli.progress import Progress, outcome_table
 from payclient.cli.report import NOT_SENT_YET, Line, Tally
+from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -101,7 +103,9 @@ async def picture(monkeypatch: pytest.MonkeyPatch, width: int) -> str:
     live = Progress(tally, 12_345, set())
     now = {"pending": 980, "expired": 3, "unknown": 2, "queued": 50}
     monkeypatch.setattr(live, "unfinished", lambda: (now.copy(), [192.0]))
-    terminal.err.print(live.picture())
+    shown = asyncio.create_task(live.show())
+    await asyncio.sleep(0)
+    await cancel_all([shown])
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue())
 
 

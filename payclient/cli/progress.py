@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
+from rich import progress
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -130,7 +130,7 @@ class Progress:
             waiting=waiting, by=self._bound(),
         )  # fmt: skip
 
-    def picture(self) -> Table:
+    def picture(self) -> progress.Progress:
         """Return the progress as bars with their counts; those of usual outcomes are there before they occur."""
         tally = self._tally
         of = text("progress.of", count=self._rows, time=duration(time.monotonic() - self._began))
@@ -141,13 +141,16 @@ class Progress:
                 rows.append((name, tally.counts[each], "   ".join(sums(tally.totals(each)))))
         rows.append((text("progress.waiting"), *self._waiting()))
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        picture = Table.grid(
-            Column(min_width=10, no_wrap=True), Column(min_width=8, max_width=24), Column(min_width=7, justify="right"),
-            words, padding=(0, 1), expand=True,
+        picture = progress.Progress(
+            progress.TextColumn("{task.description}", table_column=Column(min_width=10, no_wrap=True)),
+            progress.BarColumn(None, table_column=Column(min_width=8, max_width=24)),
+            progress.TextColumn("{task.fields[count]}", justify="right", table_column=Column(min_width=7)),
+            progress.TextColumn("{task.fields[words]}", markup=False, table_column=words),
+            console=terminal.err, expand=True,
         )  # fmt: skip
         for name, count, said in rows:
-            bar = ProgressBar(max(self._rows, 1), count)
-            picture.add_row(name, bar, counted(count), Text(said))
+            total = max(self._rows, 1)
+            picture.add_task(name, total=total, completed=count, count=counted(count), words=said)
         return picture
 
     def _waiting(self) -> tuple[int, str]:

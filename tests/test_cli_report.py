@@ -185,8 +185,6 @@ def test_the_page_names_who_did_not_pay_and_what_was_left_out(tmp_path: Path) ->
     assert "Ana" not in text
     for words in ("Rows left out: 5", "Beto 13", "phone_number: must be given", "These did not pay"):
         assert words in text
-    page.write(LINES, Tally(LINES), total=9, code=None)
-    assert "The run goes on" in (tmp_path / "r.html").read_text()
 
 
 def test_no_phone_and_no_address_is_in_what_a_run_leaves(

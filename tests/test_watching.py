@@ -237,7 +237,7 @@ def test_a_page_of_a_run_that_goes_on_loads_itself_again(tmp_path: Path) -> None
     """And says that the rest has no outcome yet; that of an interrupted one says that it was."""
     text = page_of(tmp_path / "r.html", line(1), code=None, total=9)
     assert '<meta http-equiv="refresh" content="30">' in text
-    for words in ("Still running", "8 have no outcome yet"):
+    for words in ("Still running", "The run goes on", "8 have no outcome yet"):
         assert words in read_page(text).text
     for words in ("0 of 3 charges were paid.", "Interrupted"):
         assert words in read_page(page_of(tmp_path / "r.html", code=130, total=3)).text

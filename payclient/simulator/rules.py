@@ -127,12 +127,7 @@ def read(
     if operation == "prepare" and "ResponseUrl" in members:
         members = {"responseUrl": members["ResponseUrl"], **members}  # §2.3: samples have both
     body = _typed(members, kinds, settings.tolerant, faults)
-    optional = settings.optional_fields - {"phoneNumber"}
-    required = [name for name in _REQUIRED.get(operation, kinds) if name not in optional]
-    if operation == "sale" and settings.nick_name_flag and body.get(settings.nick_name_flag) is True:
-        required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
-        if "phoneNumber" in settings.optional_fields:
-            required.remove("phoneNumber")
+    required = _required(operation, body, settings)
     missing = [name for name in required if name not in body or not str(body[name]).strip()]
     faults = [*(FieldFault(name, "required") for name in missing), *faults]
     if operation in _REQUIRED:
@@ -140,6 +135,17 @@ def read(
         more = (*_failing_sum(body), *_failing_values(operation, body, settings))
         faults += [fault for fault in more if fault.field not in failing]
     return body, faults
+
+
+def _required(operation: str, body: Mapping[str, Any], settings: Settings) -> list[str]:
+    """Return the fields that must be there."""
+    optional = settings.optional_fields - {"phoneNumber"}
+    required = [name for name in _REQUIRED.get(operation, _FIELDS[operation]) if name not in optional]
+    if operation == "sale" and settings.nick_name_flag and body.get(settings.nick_name_flag) is True:
+        required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
+        if "phoneNumber" in settings.optional_fields:
+            required.remove("phoneNumber")
+    return required
 
 
 def _typed(

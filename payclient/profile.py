@@ -63,8 +63,11 @@ def _matches(expression: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and match(value) is not None
 
 
-def _is_path_with(place: str) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and place in value and _is_path(value.replace(place, "x"))
+def _path_with(place: str) -> Validator:
+    def good(value: object) -> bool:
+        return isinstance(value, str) and place in value and _is_path(value.replace(place, "x"))
+
+    return _must(f"be a path with {place}", good)
 
 
 def _is_seconds(value: object) -> bool:
@@ -90,23 +93,15 @@ _states = _map_of(lambda word: isinstance(word, str), STATE_WORDS.__contains__)
 _codes = _map_of(_is_int, STATE_WORDS.__contains__)
 _request_fields = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
 
-TEXT = _must("be a text", _is_text)
-ADDRESS = _must("be an address", _is_text)
 LANGUAGE = _must(
     "be a language such as es, or a value of Accept-Language",
     _matches(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}"),
 )
 BOOL = _must("be true or false", lambda value: type(value) is bool)
-ANY_NAME = _must("be the name of a field", _is_text)
 NAME = _must("be the name of a field", _is_name)
 PARAMETER = _must("be the name of a parameter", _is_name)
 PATH = _must("be a path", _is_path)
-PATH_WITH_ID = _must("be a path with {transaction_id}", _is_path_with("{transaction_id}"))
-PATH_WITH_CLIENT_ID = _must(
-    "be a path with {client_transaction_id}", _is_path_with("{client_transaction_id}")
-)
 SECONDS = _must("be a positive number of seconds", _is_seconds)
-RATE = _must("be a positive number", _is_seconds)
 CODES = _must("be a list of integers", _set_of(_is_int))
 STATUSES = _must(
     "be a list of HTTP statuses without a success, 408, 425 and 499: after those the service may go on",
@@ -221,11 +216,11 @@ class StatusProfile:
     """How a transaction's status is queried; the document shows no endpoint (§4.2)."""
 
     #: Path with `{transaction_id}`; answers an object.
-    by_transaction_id: str | None = _setting(PATH_WITH_ID)
+    by_transaction_id: str | None = _setting(_path_with("{transaction_id}"))
     #: Path with `{client_transaction_id}`; answers an object, or an array of them.
-    by_client_transaction_id: str | None = _setting(PATH_WITH_CLIENT_ID)
+    by_client_transaction_id: str | None = _setting(_path_with("{client_transaction_id}"))
     #: The field of the answer that holds the state.
-    state_field: str = attrs.field(validator=ANY_NAME)
+    state_field: str = attrs.field(validator=_must("be the name of a field", _is_text))
     #: The service's state words -> `Pendiente`, `Aceptado`, `Cancelado` (§3).
     states: Mapping[str, str] = attrs.field(
         factory=lambda: {word: word for word in STATE_WORDS}, converter=_to_mapping, validator=STATES
@@ -322,8 +317,8 @@ class ServiceProfile:
     - `returned`: What a browser brings back from a form; None: not known.
     """
 
-    name: str = attrs.field(default="document", validator=TEXT)
-    base_url: str | None = _setting(ADDRESS)
+    name: str = attrs.field(default="document", validator=_must("be a text", _is_text))
+    base_url: str | None = _setting(_must("be an address", _is_text))
     message_language: str | None = _setting(LANGUAGE)
     nick_name_flag: str | None = _setting(NAME)
     phone_optional_with_nick_name: bool = attrs.field(default=False, validator=BOOL)
@@ -335,7 +330,7 @@ class ServiceProfile:
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     receipt_fields: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple, validator=FIELDS)
     reason_fields: tuple[str, ...] = attrs.field(converter=_to_tuple, validator=FIELDS)
-    queries_per_minute: float | None = _setting(RATE)
+    queries_per_minute: float | None = _setting(_must("be a positive number", _is_seconds))
     refusing_statuses: frozenset[int] = attrs.field(
         default=frozenset(), converter=_to_set, validator=STATUSES
     )

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 import payclient
 from asgi import FRAMEWORKS, asking_of
-from fake_service import PROFILE, FakeService, Held, lost_answer, sale, tracking
+from fake_service import PROFILE, FakeService, Held, lost_answer, pending_of, sale, tracking
 from fake_service import form as request
 from pages import Read, digest_of
 from payclient.tracking.forms import FormLink
@@ -235,8 +235,7 @@ async def test_who_returns_from_a_form_is_told_of_no_phone() -> None:
     """The payment is being confirmed; how long the form lives is nothing to wait for."""
     async with tracking(FakeService()) as tracker:
         await tracker.prepare(request("cart-1"))
-        found = await tracker.find("cart-1")
-        assert found is not None
+        found = await pending_of(tracker, "cart-1")
         page = waiting_page(found, "/s", "en")
     text = page.body.decode()
     assert "Confirming your payment" in text
@@ -280,8 +279,7 @@ async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
         sending = asyncio.create_task(tracker.sale(sale()))
         for _ in range(50):
             await asyncio.sleep(0)
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker, "order-17")
         assert (found.state, sale_status(found)["waiting"]) == (payclient.State.SENDING, True)
         held.go.set()
         await sending

@@ -22,7 +22,7 @@ import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import FRAMEWORKS, aiohttp_app, ask, asking_of, lifespan
-from fake_service import FakeService, error_of, sale, tracking
+from fake_service import FakeService, error_of, pending_of, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import routes as web_routes
 
@@ -196,8 +196,7 @@ async def test_a_fault_of_the_ledger_is_answered_like_all_else(
 
     async with asking_of(STARLETTE, tracker, [STARLETTE.notification_route("/notify")]) as asking:
         await asking("GET", f"/notify{HINT}")
-        pending = await tracker.find("order-17")
-        assert pending is not None
+        pending = await pending_of(tracker, "order-17")
         assert pending.notified_at is not None
         monkeypatch.setattr(type(tracker), "notify", failing)
         answered = await asking("GET", f"/notify{HINT}")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from payclient.clock import SystemClock, start, within
+from payclient.clock import SystemClock, outlive, start, within
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
@@ -128,8 +128,7 @@ class Token:
         """Call the callable. Raises `NotSentError` if it returns nothing in time, and what it raises itself."""
         if self._fetching is None:
             self._fetching = start(self._fetch())
-            self._fetching.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._fetching)
+        return await outlive(self._fetching)
 
     async def _fetch(self) -> Authorization:
         """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""

@@ -10,12 +10,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs.validators import optional
+from cattrs import Converter, ForbiddenExtraKeysError
+from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
@@ -30,8 +33,6 @@ __all__ = [
     "StatusProfile",
     "UndoProfile",
 ]
-
-_T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 #: HTTP statuses of something between us and the service that gave up: the service may have gone on.
 GAVE_UP = frozenset({408, 425, 499})
@@ -374,25 +375,41 @@ class ServiceProfile:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ServiceProfile:
         """Make a profile from the tables of its TOML form."""
-        return _structure(cls, settings)
+        return _structure(settings, cls, kind=cls)  # type: ignore[no-any-return]  # a profile
 
 
-def _structure(kind: type[_T], settings: Mapping[str, Any], table: str = "") -> _T:
-    """Make a profile or one of its tables. Raises `ConfigurationError` naming a setting with its table."""
-    fields = attrs.fields_dict(kind)
-    if unknown := sorted(f"{table}{name}" for name in settings.keys() - fields.keys()):
-        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}")
-    given = dict(settings)
-    for name, field in fields.items():
-        if "table" in field.metadata and isinstance(given.get(name), Mapping):
-            given[name] = _structure(field.metadata["table"], given[name], f"{name}.")
-        elif name not in given and field.default is attrs.NOTHING:
-            raise ConfigurationError(f"profile setting {table}{name}: is required beside [{table[:-1]}]")
+@cache
+def _reader(kind: type) -> Callable[[Any, Any], Any]:
+    """Make the reader of a table. Each value passes as it is, and the validators judge it."""
+    hooks: dict[str, Any] = {
+        field.name: override(
+            struct_hook=partial(_structure, kind=field.metadata.get("table"), table=f"{field.name}.")
+        )
+        for field in attrs.fields(kind)
+    }
+    return make_dict_structure_fn(
+        kind, Converter(), _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=False, **hooks
+    )
+
+
+def _structure(value: Any, _: object, *, kind: type | None, table: str = "") -> Any:
+    """Read a table, unless the value is none. Raises `ConfigurationError` naming a setting with its table."""
+    if kind is None or not isinstance(value, Mapping):
+        return value
     try:
-        return kind(**given)
+        return _reader(kind)(value, kind)
+    except ForbiddenExtraKeysError as error:
+        unknown = sorted(f"{table}{name}" for name in error.extra_fields)
+        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}") from None
+    except KeyError as error:
+        (name,) = error.args
+        raise ConfigurationError(
+            f"profile setting {table}{name}: is required beside [{table[:-1]}]"
+        ) from None
     except ConfigurationError as error:
-        fault = str(error).removeprefix("profile setting ")
-        raise ConfigurationError(f"profile setting {table}{fault}") from None
+        raise ConfigurationError(
+            str(error).replace("profile setting ", f"profile setting {table}", 1)
+        ) from None
 
 
 # --- The presets

@@ -824,27 +824,6 @@ async def test_links_that_the_ledger_kept(tmp_path: Path, heard: Listener) -> No
     assert [line for line in heard.lines if "k9Qx" in line] == []
 
 
-@pytest.mark.parametrize("how", ["in use", "no directory", "no ledger", "not a scheme"])
-async def test_a_tracker_that_cannot_be_opened(how: str, tmp_path: Path) -> None:
-    """The frame of `open_tracker` was handed the token, and does not have it when the ledger fails."""
-    path = tmp_path / "charges.db"
-    urls = {"no directory": f"sqlite:{tmp_path}/no/charges.db", "not a scheme": "postgres"}
-    held = await SqliteLedger.open(str(path)) if how == "in use" else None
-    if how == "no ledger":
-        path.write_bytes(b"no database at all" * 99)
-
-    async def use() -> object:
-        url = urls.get(how, f"sqlite:{path}")
-        async with payclient.open_tracker("https://pay.example", TOKEN, ledger=url, profile=PROFILE):
-            raise AssertionError
-
-    outcome = await outcome_of(use())
-    assert type(outcome) is (payclient.LedgerInUseError if how == "in use" else payclient.ConfigurationError)
-    check_hidden(outcome)
-    if held is not None:
-        await held.aclose()
-
-
 # --- What hides a value, and what a ledger remembers of the service's address
 
 

@@ -1,6 +1,6 @@
 """An asyncio SDK with which a merchant charges people and knows what happened.
 
-Start with `open_tracker` and `Tracker.sale`. The names here are those that an application uses. What it seldom needs
+Start with `open_tracker` and `Tracker.sale`. The names here are those that an application uses. Plumbing
 is imported from its module: `payclient.wire` (requests, answers), `payclient.lifecycle` (states and records),
 `payclient.ledger`, `payclient.clock`, `payclient.profile`; `payclient.sync`, `payclient.web` and `payclient.simulator`
 stand beside.

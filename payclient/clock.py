@@ -67,7 +67,7 @@ class LoopClock(SystemClock):
 
 
 def start(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]] | None = None) -> asyncio.Task[_T]:
-    """Start a task that runs later, also where the loop's task factory is eager. It stays in `tasks` until it ends.
+    """Start a task that runs later, also under an eager task factory. The task stays in `tasks` until it ends.
 
     An eager task may have ended before its creator has stored it, and then would stay stored for ever.
     """

@@ -192,7 +192,7 @@ class TransitionError(PayError):
 
 
 class InvalidNotificationError(PayError):
-    """What arrived at `responseUrl` is not a valid notification (§6)."""
+    """The request that arrived at `responseUrl` is not a valid notification (§6)."""
 
 
 class StillPendingError(PayError, TimeoutError):

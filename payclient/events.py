@@ -163,7 +163,7 @@ class Found(Event):
     transaction_id: int | None = None
     #: Why it was declined, as the service wrote it (bounded).
     reason: str | None = attrs.field(default=None, repr=False, converter=_text)
-    #: What the profile's `receipt_fields` keep of the report, as a JSON object (bounded).
+    #: The fields of the report that the profile's `receipt_fields` keep, as a JSON object (bounded).
     receipt: str | None = attrs.field(default=None, repr=False, converter=_receipt)
 
 

@@ -21,7 +21,7 @@ refusal that says that something exists (2061, a duplicate) is believed only aft
 
 **How a crash is found.** An attempt that is SENDING without a living sender was interrupted between the two writes.
 With one process to a ledger that is every SENDING attempt at the start; with several it is one whose permit is older
-than the total time-out and a grace. It becomes UNKNOWN. Whatever else is open is followed on, at its age.
+than the total time-out and a grace. Such an attempt becomes UNKNOWN. Whatever else is open is followed on, at its age.
 
 **What each state waits for.**
 
@@ -31,7 +31,7 @@ than the total time-out and a grace. It becomes UNKNOWN. Whatever else is open i
   answer or a notification named are *candidates*: each is queried before absence is proven.
 - PENDING: the customer. Queries look for the answer; a notification only makes one query come sooner.
 - EXPIRED: the service's last word. The window passed by our clock, which presumes that nobody paid and proves nothing.
-- ACCEPTED, CANCELLED, REFUSED: nothing. They are decided, by the service's word, by proof, or by a named operator. A
+- ACCEPTED, CANCELLED, REFUSED: nothing. These are decided, by the service's word, by proof, or by a named operator. A
   later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm.
 
 `paid` is True or False of a decided attempt and None of all others: a clock, an unsigned notification or a guess never
@@ -159,11 +159,11 @@ class Record:
     expires_at: float | None = None
     notified_at: float | None = None
     decided_at: float | None = None
-    #: What a refusal said, as the service wrote it (bounded).
+    #: The messages of a refusal, as the service wrote them (bounded).
     error_code: int | None = None
     error_type: str | None = None
     messages: tuple[str, ...] = attrs.field(default=(), repr=False)
-    #: What the customer owes once, however many asks: of an ask without one, its client transaction id.
+    #: The key of what the customer owes once, however many asks; without one, the client transaction id.
     purchase: str = attrs.field(
         default=attrs.Factory(lambda self: self.client_transaction_id, takes_self=True)
     )
@@ -173,9 +173,9 @@ class Record:
     beside_open_form: bool = False
     #: Why it was declined, as the service wrote it (bounded).
     reason: str | None = attrs.field(default=None, repr=False)
-    #: What the profile keeps of the report that decided it, as a JSON object (bounded).
+    #: The fields that the profile keeps of the deciding report, as a JSON object (bounded).
     receipt: str | None = attrs.field(default=None, repr=False)
-    #: Whether it was moved to a file. It takes no more events: the ledger has only what a permit must know.
+    #: Whether the attempt was moved to a file. Then it takes no more events: the ledger keeps what a permit must know.
     archived: bool = False
 
 
@@ -186,7 +186,7 @@ _HINTS: dict[type[Event], State | None] = dict.fromkeys(
     (Notified, Returned, Conflicted, Suspected, FoundPending)
 )
 
-#: What a query says, or proof that nothing is paid.
+#: The events of a query, or of proof that nothing is paid.
 _VERDICTS: dict[type[Event], State | None] = {
     FoundAccepted: State.ACCEPTED,
     FoundCancelled: State.CANCELLED,
@@ -194,7 +194,7 @@ _VERDICTS: dict[type[Event], State | None] = {
     Withdrawn: State.CANCELLED,
 }
 
-#: What an operator says of what no query has decided.
+#: The events of an operator about an ask that no query has decided.
 _DECISIONS: dict[type[Event], State | None] = {
     DecidedAccepted: State.ACCEPTED,
     Listed: State.ACCEPTED,
@@ -202,7 +202,7 @@ _DECISIONS: dict[type[Event], State | None] = {
     DecidedRefused: State.REFUSED,
 }
 
-#: What each state takes, and what it becomes; None: it stays.
+#: The events that each state takes, and the state after each; None: the state stays.
 TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyType(
     {
         State.SENDING: {
@@ -278,7 +278,7 @@ def advance(record: Record, event: Event) -> Record:
         if isinstance(event, Found):
             changes["reason"] = event.reason
             is_another = isinstance(event, FoundAccepted) and event.instead_of is not None
-            # What is given back keeps the receipt of its approval, unless another transaction is paid in its place.
+            # A payment that is given back keeps its receipt, unless another transaction is paid in its place.
             if is_another or record.state not in PAID:
                 changes["receipt"] = event.receipt
     elif isinstance(event, FoundAccepted):  # another transaction is paid in the place of the one before

@@ -1,4 +1,4 @@
-"""What arrives at `responseUrl` (§6), however it is delivered: notifications, and browsers that come back from a form.
+"""Requests at `responseUrl` (§6), however they are delivered: notifications, and browsers back from a form.
 
 The document shows two parameters and neither the HTTP method nor the encoding, so query, form and JSON are read. All
 of it is unsigned and anybody can send it: a hint to query the service, even where it holds "approved".
@@ -200,7 +200,7 @@ def _object(body: bytes) -> list[tuple[str, str]]:
 def notification_url(base: str, client_transaction_id: str, secret: str | bytes) -> str:
     """Return the `response_url` of one sale: `base` with a last part that cannot be guessed without the secret.
 
-    `secret` is 16 bytes or more of your own, the same in all processes. Who has seen the address may still lie,
+    `secret` is 16 bytes or more of your own, the same in all processes. Anybody who has seen the address may still lie,
     so a notification that arrives there is a hint like any other. Raises `ConfigurationError`.
     """
     try:

@@ -1,7 +1,7 @@
 """The network, by aiohttp, and only here: moves bytes, and proves the moment before the first one.
 
 The proof rests on `ClientRequest.send(connection)`, which aiohttp awaits when the connection stands and before it
-writes: awaiting `before_send` first in an override fixes the order of the two for good. It is checked at import,
+writes: awaiting `before_send` first in an override fixes the order of the two for good. The order is checked at import,
 by a byte-level test, and by the bound `aiohttp < 4`.
 """
 

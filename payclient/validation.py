@@ -162,7 +162,7 @@ class Rule:
         return [fault for check in self.checks if (fault := check(value)) is not None]
 
 
-#: What an amount must be.
+#: The words for what an amount must be.
 CENTS = 'an int of cents, such as 1050 (to_cents("10.50") converts)'
 
 #: The metadata of an attrs field: its rule.
@@ -289,7 +289,7 @@ def _are_printable(*texts: str | None) -> bool:
         return False  # a lone surrogate
     if len(written) > MAX_TEXT:
         return False
-    # It escapes quotes too, and leaves U+007F, and U+0080 to U+009F, whose first byte is C2.
+    # orjson escapes quotes too, and leaves U+007F, and U+0080 to U+009F, whose first byte is C2.
     if 0x5C in written or 0x7F in written or 0xC2 in written:
         return "".join(filter(None, texts)).isprintable()
     return True

@@ -81,7 +81,7 @@ class HttpRequest:
 BeforeSend = Callable[[], Awaitable[None]]
 
 #: The seam to the network is a function. The function awaits the `BeforeSend` that it is given exactly once, right
-#: before the first byte. It raises `NotSentError` only with proof of its own (the connection was seen dead).
+#: before the first byte. The function raises `NotSentError` only with proof of its own (the connection was seen dead).
 Transport = Callable[[HttpRequest, BeforeSend | None], Awaitable[HttpResponse]]
 
 

@@ -37,7 +37,7 @@ class _StandardStream(io.TextIOBase):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        #: What a full pipe or a stopped terminal did not take yet.
+        #: Bytes that a full pipe or a stopped terminal did not take yet.
         self._unsent = bytearray()
 
     def _call(self, method: str, *arguments: str) -> Any:
@@ -244,7 +244,7 @@ class _Lines(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Print the package's warnings as lines above any live progress. They hold ids only."""
+    """Print the package's warnings as lines above any live progress. Warnings hold ids only."""
     logger = logging.getLogger("payclient")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.WARNING))

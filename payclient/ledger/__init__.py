@@ -54,7 +54,7 @@ class Change:
     before: State | None
     after: State
     evidence: Evidence
-    #: What the event says beside: ids, an actor and a reason, what conflicts.
+    #: The further facts of the event: ids, an actor and a reason, a conflict.
     detail: str | None = None
 
 

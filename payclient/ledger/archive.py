@@ -202,7 +202,7 @@ async def _move(database: Database, block: int, before: float, lines: Lines) -> 
             await database.fetch("archive", (ids, time.time()))
             await database.fetch("delete_archived_changes", (ids,))
             await database.fetch("delete_archived_attempts", (ids,))
-        # Of the rest, those that left the ledger before a crash are not in it any more.
+        # Those of the rest that left the ledger before a crash are not in it any more.
         rest = json.dumps([id_ for id_ in lines if id_ not in same])
         (row,) = await database.fetch("count_live", (rest,))
     return int(row[0])

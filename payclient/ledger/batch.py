@@ -102,7 +102,7 @@ def resolve(operations: Iterable[Operation]) -> None:
 
 
 class Database(Protocol):
-    """What batches and archives do in a database. Over SQLite none of this ever waits."""
+    """The work of batches and archives in a database. Over SQLite none of this ever waits."""
 
     #: Exceptions about a row or a value that the database does not take; nothing was changed. Any other exception is
     #: about the database as a whole.
@@ -261,7 +261,7 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
     if len(rows) == len(purchases):
         return  # no purchase has another ask
     asks = [record_of(row) for row in rows]
-    # Of several writes about one attempt the last counts.
+    # The last of several writes about one attempt counts.
     payments = {(each.identifier, each.record.attempt): each for each in paid}
     for record in asks:
         each = payments.get((record.client_transaction_id, record.attempt))

@@ -27,7 +27,7 @@ from payclient.ledger.records import check_version, missing, read_statements, re
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
-#: What makes a schema ours.
+#: The tables and the function that make a schema ours.
 APPLICATION = "payclient ledger"
 #: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
 VERSION = 1
@@ -42,7 +42,7 @@ OPENING = 30.0
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
 POLL = 5.0
-#: What asyncpg raises where the server, or the network on the way to it, fails.
+#: The exceptions of asyncpg where the server, or the network on the way to it, fails.
 FAULTS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -289,7 +289,7 @@ def _check_settings(row: Sequence[Any]) -> None:
     )
 
 
-# What other processes wrote: LISTEN on a connection of its own, and a poll all the same. A listener that dies, or a
+# The writes of other processes: LISTEN on a connection of its own, and a poll all the same. A listener that dies, or a
 # pooler that cannot LISTEN, costs time and loses nobody: every watcher is called to look again after each reconnection
 # and every few seconds.
 

@@ -55,11 +55,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _permit_fields = attrgetter(*COLUMNS["whole_attempt"][1:])
-#: What a record and a change are read from.
+#: The columns from which a record and a change are read.
 _RECORD_FIELDS = tuple(field.name for field in attrs.fields(Record))
 _CHANGE_FIELDS = tuple(field.name for field in attrs.fields(Change))
 
-#: What stands in braces in a file of statements.
+#: The values of the words in braces in a file of statements.
 _MADE = {
     "record": ", ".join(_RECORD_FIELDS),
     "change": ", ".join(_CHANGE_FIELDS),
@@ -193,7 +193,7 @@ def describe(event: Event) -> str | None:
     return json.dumps(said) if said else None
 
 
-# What the asks of one purchase allow: the same rule as `holds` in both.sql
+# The rule for the asks of one purchase: the same as `holds` in both.sql
 
 
 def holds_purchase(known: Record, new: Record) -> bool:
@@ -258,7 +258,7 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
     return max(held, key=lambda each: (each.state in PAID, each.created_at), default=None)
 
 
-# What the attempts of one client transaction id allow; number n stands at n - 1
+# The rule for the attempts of one client transaction id; number n stands at n - 1
 
 
 def check_fresh(record: Record) -> None:

@@ -133,7 +133,7 @@ def _identity_of(file: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-# Who owns it
+# The owner
 
 #: What `flock` raises where a file system has no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -232,7 +232,7 @@ class OpenFile:
     def check_in_place(self) -> None:
         """Raise `LedgerUnavailableError` where the ledger's path names other files than those that are open.
 
-        What is committed to a renamed or removed file would be missing in the next process.
+        A commit to a renamed or removed file would be missing in the next process.
         """
         with suppress(OSError):
             if all(_identity_of(path) == identity for path, identity in self.identities.items()):

@@ -1,4 +1,4 @@
-"""What both databases share: a queue of operations, and the ledger on top.
+"""The half that both databases share: a queue of operations, and the ledger on top.
 
 What queues during a commit forms the next batch, so the disk's fsync is shared out among all callers. A caller that is
 cancelled stops waiting; the operation is carried out all the same, in order. Each operation is answered: by its result,
@@ -98,7 +98,7 @@ class StoredLedger(Ledger):
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read("environment")
         if moved or known[0][0] is None:
-            # Of two processes that set it at once one succeeds: read which.
+            # One of two processes that set it at once succeeds: read which.
             await self._read("move_environment" if moved else "set_environment", mine)
             known = await self._read("environment")
         return bytes(known[0][0])

@@ -3,7 +3,7 @@
 Arguments and their types are those of the methods of `Simulator`; the OpenAPI document is made from them.
 
 The routes take no token, so foreign web pages are kept away. A browser sends `Origin` with every POST, so one of
-another site is refused. What has a body must be JSON, which no foreign page may send without permission. A name with
+another site is refused. A body must be JSON, which no foreign page may send without permission. A name with
 dots that is not ours may have been pointed at this machine by its owner ("DNS rebinding"), so it is refused as well.
 """
 

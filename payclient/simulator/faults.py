@@ -60,7 +60,7 @@ class Fault:
     """One thing that goes wrong, such as `Fault("reset", when="before")`; ValueError for what cannot be.
 
     `operation` is what the fault affects: a Sale unless given, or the notification for the kinds of those. `when` is
-    "after" for a request that is executed, "before" for one that is not. What is left out is the kind's own default.
+    "after" for a request that is executed, "before" for one that is not. The kind has defaults for the rest.
     """
 
     kind: str

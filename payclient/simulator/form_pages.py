@@ -1,6 +1,6 @@
 """The pages of the forms: who may open one (§4), what it shows, and what its buttons do.
 
-Requests of customers are not the merchant's, so they are not in the counts. What comes from outside is escaped, and
+Requests of customers are not the merchant's, so they are not in the counts. Text from outside is escaped, and
 nothing is loaded from elsewhere.
 """
 

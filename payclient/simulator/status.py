@@ -12,7 +12,7 @@ _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
 #: The fields of a short status, beside the one of the state.
 _SHORT: Final = ("transactionId", "clientTransactionId", "amount", "currency", "statusCode")
-#: What a full status repeats of the request.
+#: The fields of the request that a full status repeats.
 _REPEATED: Final = (
     "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4",
     "phoneNumber", "email", "document",

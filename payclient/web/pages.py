@@ -144,7 +144,7 @@ def hash_of(text: str) -> str:
 
 _CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
 <path d="M24 14v10l7 5"/></svg>"""
-#: What stands in the circle that turns.
+#: The words in the circle that turns.
 _DRAWN = {
     "redirect": '<rect x="14" y="20" width="20" height="14" rx="3"/><path d="M18 20v-4a6 6 0 0 1 12 0v4"/>',
     "sale": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',

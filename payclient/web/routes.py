@@ -1,4 +1,4 @@
-"""What an app mounts, whichever its framework: the receiver of notifications (§6), and the routes of the pages.
+"""The routes that an app mounts, in any framework: the receiver of notifications (§6), and those of the pages.
 
 The receiver's answer is the same whatever came, so that nothing can be probed, and it says nothing about a payment.
 """

@@ -181,6 +181,8 @@ class FoundAccepted(Found):
 
     #: The transaction id of this attempt until now, where another one under its client transaction id is paid.
     instead_of: int | None = None
+    #: Queried before it was known to be given back: the report may be older than that.
+    before_reversing: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -326,8 +326,9 @@ def _changes(record: Record, event: Event) -> dict[str, Any]:
 def _overtaken(record: Record, event: Event) -> str | None:
     """Return why an event, though its state takes it, may be older than what is known by now; None where it is not."""
     match event:
-        case FoundAccepted() if record.state is State.REVERSING and event.at < (record.expires_at or 0.0):
-            return "the request to give it back may be on its way"
+        case FoundAccepted() if record.state is State.REVERSING:
+            if event.before_reversing or event.at < (record.expires_at or 0.0):
+                return "the request to give it back may be on its way"
         case FoundCancelled(before_accepted=True) if record.state in PAID:
             return "the report may be older than the payment"
         case ReversalNotSent() | ReversalRefused() if event.permitted_until not in (None, record.expires_at):

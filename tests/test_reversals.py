@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -155,6 +156,37 @@ async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_ano
         await gate.there.wait()
         service.clock.jump_wall(3600)
         await (await pending_of(other if is_another else tracker)).check()
+        gate.go.set()
+        assert (await reversing).state is State.REVERSED
+
+
+class Deaf(SharedLedger):
+    """A process that no change of another one wakes."""
+
+    def watch(self, woken: object) -> Callable[[], None]:
+        return lambda: None
+
+
+async def test_a_process_that_saw_no_payment_calls_it_not_paid_while_it_is_given_back(
+    service: Service,
+) -> None:
+    """What it knows is from before the payment, and its clock is ahead: its query is older than the reversal."""
+    gate, one = Gate(), SharedLedger()
+    async with (
+        tracking(service, one, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
+        tracking(service, Deaf(one), PROFILE) as other,
+    ):
+        await tracker.sale(sale())
+        there = await pending_of(other)
+        service.decide("Aceptado")
+        await service.clock.advance(2)
+        await (pending := await pending_of(tracker)).check()
+        reversing = asyncio.create_task(tracker.reverse(pending))
+        await gate.there.wait()
+        assert there.state is State.PENDING
+        service.clock.jump_wall(3600)
+        await there.check()
+        assert (await record_in(one)).state is State.REVERSING
         gate.go.set()
         assert (await reversing).state is State.REVERSED
 

@@ -183,7 +183,9 @@ def describe(event: Event) -> str | None:
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
     # Left out is what the record keeps: the messages of a refusal, the reason and the receipt of a report.
     left_out = (
-        ("at", "reason", "receipt", "before_accepted") if isinstance(event, Found) else ("at", "messages")
+        ("at", "reason", "receipt", "before_accepted", "before_reversing")
+        if isinstance(event, Found)
+        else ("at", "messages")
     )
     said = {
         name: value

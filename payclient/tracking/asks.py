@@ -30,9 +30,9 @@ from payclient.tracking.leases import A_DAY, A_YEAR, Leases
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
 
-#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on, and a reversal that was
-#: permitted may be executed from now on.
-_TIMED = (State.PENDING, State.EXPIRED, State.REVERSING)
+#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on. So does any change to
+#: REVERSING: a reversal that was permitted may be executed from now on.
+_APPROVABLE = (State.PENDING, State.EXPIRED)
 
 
 class DueTimes:
@@ -257,7 +257,8 @@ class OpenAsks:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # the last query may be another process's
             return
-        if record.state in _TIMED and before.state not in _TIMED:
+        is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
+        if is_found or record.state is State.REVERSING:
             ask.begun = self.clock.monotonic()
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again

@@ -173,7 +173,13 @@ def _event_of(
             # A sale that a person accepted gets its transaction id here.
             instead_of = record.transaction_id if is_another else None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
-            return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
+            return FoundAccepted(
+                at=at,
+                transaction_id=transaction_id,
+                instead_of=instead_of,
+                receipt=receipt,
+                before_reversing=state is not State.REVERSING,
+            )
         case State.REFUSED, "Pendiente":
             return Conflicted(at=at, what="pending, though it was refused")
         case State.UNKNOWN, "Pendiente":

@@ -272,16 +272,16 @@ class Refusals:
         return await self._poller.query_unqueried(before) if is_found else None
 
     async def _find_refused(self, before: Record) -> Record | None:
-        identifier, what = before.client_transaction_id, "an earlier attempt"
+        identifier = before.client_transaction_id
         try:
             report = await self._find(before)
         except Exception as failed:  # a user's own source may raise anything
-            words = f"{what} may exist, and cannot be queried ({type(failed).__name__})"
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
         doubts = report is not None or before.notified_at is not None
         if doubts and self._queries.source is None and not self._queries.can_see(before):
             found = "not found" if report is None else "found"
-            words = f"{what} may exist: its id was {found} under other credentials than those that sent it"
+            words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
             raise NotSentError(words, client_transaction_id=identifier)
         if report is None:
             return None
@@ -290,14 +290,14 @@ class Refusals:
         before = await self._queries.write(before, reading)
         is_paid = before.state is State.ACCEPTED
         if report.state in ("Pendiente", None):
-            words = f"{what} of this sale waits for the customer"
+            words = "an earlier attempt of this sale waits for the customer"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         # "Cancelado" is final once nobody can approve it any more (§3).
         if report.state == "Cancelado" and now < before.created_at + policy.longest_life["sale"]:
-            words = f"{what} of this sale was created and cancelled; wait until it has expired"
+            words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:
-            words = f"{what} of this sale is paid, which the ledger did not take; nothing was sent"
+            words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if is_paid else None
 

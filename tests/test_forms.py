@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Awaitable, Callable
 
 import attrs
 import pytest
@@ -24,6 +25,7 @@ from fake_service import (
     pending_of,
     record_in,
     refuses,
+    sale,
     tracking,
     when,
 )
@@ -214,15 +216,26 @@ async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FakeService) 
         assert (found.state, found.outcome.paid) == (State.EXPIRED, None)
 
 
-async def test_a_form_of_unknown_outcome_is_queried_before_another_is_prepared(service: FakeService) -> None:
-    """Its answer was lost, and it is paid all the same: no second form, without any time passing."""
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda tracker: tracker.live_form("cart", request),
+        lambda tracker: tracker.prepare(request(), purchase="cart"),
+        lambda tracker: tracker.sale(sale(), purchase="cart"),
+    ],
+    ids=["live form", "form", "push"],
+)
+async def test_a_form_of_unknown_outcome_is_queried_before_another_ask(
+    service: FakeService, ask: Callable[[payclient.Tracker], Awaitable[object]]
+) -> None:
+    """Its answer was lost, and it is paid all the same: no second form or push, without any time passing."""
     service.scripts = [lost_answer]
     async with tracking(service) as tracker:
         await error_of(payclient.OutcomeUnknownError, tracker.live_form("cart", request))
         (identifier,) = service.prepared
         service.pay(identifier, state="Aceptado")
-        await error_of(payclient.AlreadyPaidError, tracker.live_form("cart", request))
-    assert len(service.prepared) == 1
+        await error_of(payclient.AlreadyPaidError, ask(tracker))
+    assert (len(service.prepared), service.posted) == (1, {})
 
 
 async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(service: FakeService) -> None:

@@ -40,12 +40,9 @@ COLUMNS = (
 @asynccontextmanager
 async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Ledger]:
     """Open the ledger of a URL, which must exist. Without `changes` another process may have it open."""
-    place = _given(url)
-    if place.startswith("memory:"):
-        raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
     try:
         # A ledger made here would make a mistyped address look like an empty ledger.
-        async with aclosing(await open_ledger(place, create=False, read_only=not changes)) as book:
+        async with aclosing(await open_ledger(_given(url), create=False, read_only=not changes)) as book:
             yield book
     except LedgerInUseError as error:
         who = "another process" if error.owner is None else f"process {error.owner}"
@@ -59,6 +56,8 @@ async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Led
 def _given(url: str | None) -> str:
     if not url:
         raise ConfigurationError(NO_LEDGER)
+    if url.startswith("memory:"):
+        raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
     return url
 
 
@@ -218,11 +217,7 @@ def _what(change: Change) -> str:
 
 async def init(*, ledger: LedgerUrl = None) -> None:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
-    if not ledger or ledger.startswith("memory:"):
-        raise ConfigurationError(
-            "give --ledger, such as sqlite:charges.db or postgresql://USER@HOST/DATABASE"
-        )
-    async with aclosing(await open_ledger(ledger)) as book:
+    async with aclosing(await open_ledger(_given(ledger))) as book:
         words = text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
     terminal.say(words)
 

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -48,29 +48,17 @@ class Configuration:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
-        found = (
-            each for each in arguments if each.name.startswith("--") and each.parameter.parse is not False
-        )
-        options = {_plain(each.name.removeprefix("--")): each for each in found}
+        known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
+        options = {_plain(each.name[2:]): each for each in known}
         path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
         values = {} if path is None else self._read(path, commands[0], options.keys())
-        given = {name: each.tokens for name, each in options.items() if each.tokens}
-        for name in _PAIRS & given.keys():
-            fields = {_field(token.value) for token in given[name]}
-            for pair in (pair for pair in values.get(name, ()) if _field(pair) not in fields):
-                options[name].append(Token(keyword=options[name].name, value=pair, source=str(path)))
+        for name in _PAIRS & options.keys():
+            _complete(options[name], values.get(name, ()), str(path))
         table = values
         for command in reversed(commands):
             table = {command: table}
         Dict(table, source=str(path), allow_unknown=True)(app, commands, arguments)
-        origins.set(
-            {name: (value, str(path)) for name, value in values.items()}
-            | {
-                name: (tokens[0].value, tokens[0].keyword or "")
-                for name, tokens in given.items()
-                if tokens[0].source in ("cli", "env")
-            }
-        )
+        origins.set({name: (value, str(path)) for name, value in values.items()} | _given(options))
 
     def _find(self, argument: Argument | None) -> Path | None:
         """Return the settings file; the argument names the command's own file, beside which it is looked for."""
@@ -100,24 +88,42 @@ class Configuration:
         except ValueError as error:  # not UTF-8, or not TOML
             raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
         batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
-        batch = {} if self.batch is None else isinstance(batches, dict) and batches.get(self.batch)
-        if not isinstance(batches, dict) or not isinstance(batch, dict):
+        if not isinstance(batches, dict) or self.batch not in (None, *batches):
             raise ConfigurationError(
                 f"{path}: must have a section [batch.{self.batch or 'NAME'}]; nothing was sent"
             )
-        for section in (table, *batches.values()):
-            _check_names(path, section, SETTINGS)
-        _check_names(path, reconcile, {*options} - {"yes"} if command == "reconcile" else None)
-        above, own = ({_plain(name): value for name, value in each.items()} for each in (table, batch))
-        for name in _PAIRS & own.keys():
-            if isinstance(own[name], dict) and isinstance(above.get(name), dict):
-                own[name] = above[name] | own[name]
-        values = above | own
+        above = _checked(path, table, SETTINGS)
+        sections = {name: _checked(path, each, SETTINGS) for name, each in batches.items()}
+        section = _checked(path, reconcile, {*options} - {"yes"} if command == "reconcile" else None)
+        values = _merged(above, sections.get(self.batch or "", {}))
         if command not in ("charge", "doctor"):
             values = {name: value for name, value in values.items() if name in SHARED}
         if command == "reconcile":
-            values |= {_plain(name): value for name, value in reconcile.items()}
+            values |= section
         return {name: _option(path.absolute().parent, name, value) for name, value in values.items()}
+
+
+def _given(options: Mapping[str, Argument]) -> dict[str, tuple[Any, str]]:
+    """Return the values that the command line and the environment give, each with its option or variable."""
+    tokens = ((name, each.tokens[0]) for name, each in options.items() if each.tokens)
+    return {name: (each.value, each.keyword or "") for name, each in tokens if each.source in ("cli", "env")}
+
+
+def _complete(option: Argument, pairs: Iterable[str], source: str) -> None:
+    """Add the pairs of the file to an option that is given, but for the fields that it gives."""
+    given = {_field(token.value) for token in option.tokens}
+    for pair in pairs:
+        if given and _field(pair) not in given:
+            option.append(Token(keyword=option.name, value=pair, source=source))
+
+
+def _merged(above: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a section with those above it; a pair replaces the one of its field only."""
+    values = {**above, **own}
+    for name in _PAIRS:
+        if isinstance(above.get(name), dict) and isinstance(own.get(name), dict):
+            values[name] = above[name] | own[name]
+    return values
 
 
 def _plain(name: str) -> str:
@@ -130,9 +136,10 @@ def _field(pair: object) -> str:
     return from_service(str(pair).partition("=")[0])
 
 
-def _check_names(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Raise `ConfigurationError` for a token in the file, and for a setting that is not among the known ones."""
-    for name in map(_plain, section):
+def _checked(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
+    """Return a section by plain names. Raises `ConfigurationError` for a token, and for a setting that is not known."""
+    values = {_plain(name): value for name, value in section.items()}
+    for name in values:
         if name in ("token", "payclient_token"):
             raise ConfigurationError(
                 f"{path}: a token must not stand here, where it is copied and shared: write it to a file of its "
@@ -141,6 +148,7 @@ def _check_names(path: Path, section: Mapping[str, Any], known: Collection[str] 
         if known is not None and name not in known:
             settings = ", ".join(sorted(known))
             raise ConfigurationError(f"{path}: {name}: a setting must be one of {settings}; nothing was sent")
+    return values
 
 
 def _option(folder: Path, name: str, value: Any) -> Any:

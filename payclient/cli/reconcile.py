@@ -193,9 +193,8 @@ def reconcile(
     check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])
-    begin, end = since or datetime.date.min, until or datetime.date.max
     entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
-    pairs, unlisted = asyncio.run(_pair_up(ledger, entries, begin, end))
+    pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
     proven = [pair for pair in pairs if pair.can_be_resolved]
     if resolve and proven:
         for pair in proven:
@@ -205,7 +204,7 @@ def reconcile(
         terminal.ask(text("reconcile.ask", count=len(proven)), "nothing was changed", yes=yes)
         count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs, unlisted = asyncio.run(_pair_up(ledger, entries, begin, end))
+        pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
     facts = _facts(pairs, others, unnamed, unlisted)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
@@ -219,7 +218,7 @@ def reconcile(
 
 
 async def _pair_up(
-    url: str | None, entries: Sequence[Entry], begin: datetime.date, end: datetime.date
+    url: str | None, entries: Sequence[Entry], since: datetime.date | None, until: datetime.date | None
 ) -> tuple[list[Pair], int]:
     """Compare the lines with all attempts that are listed, or were paid in a period; count its open, unlisted ones.
 
@@ -228,6 +227,7 @@ async def _pair_up(
     ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
     known = {*chain.from_iterable(ids)} - {None}
     found, unlisted = list[Record](), 0
+    begin, end = since or datetime.date.min, until or datetime.date.max
     async with opened(url) as book:
         async for record in book.records():
             when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)

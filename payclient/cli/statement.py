@@ -86,16 +86,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
     with named(path):
         file = read_records(path, options)
         _check_columns(file, options)
-        rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
-        for each in file.rows:
-            if each.fault is not None and not each.cells:
-                faults.append(RowError(each.line, None, each.fault))
-            elif any(cell not in ("", None) for cell in each.cells):
-                found = list(zip(each.names, each.cells, strict=False))
-                _check_state(found, options)
-                rows.append(
-                    (each.line, {field: cell for name, cell in found for field in options.fields_of(name)})
-                )
+        rows, faults = _rows(file, options)
         unnamed = list[int]()  # such as a total
         while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
             unnamed.insert(0, rows.pop()[0])
@@ -113,12 +104,26 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
                 entry = _entry(line, row, mark, sign, options.currency)
                 (passed_over if sign is None else entries).append(entry)
             except CellError as error:
-                if sign is not None:
-                    faults.append(RowError(line, None, str(error)))
+                faults += [RowError(line, None, str(error))] * (sign is not None)
         if faults:
             raise InvalidRequestError(terminal.listed(faults, _SHOWN))
         dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
         return _mark_doubted(entries, passed_over), others, unnamed, dialect
+
+
+def _rows(
+    file: Records, options: StatementOptions
+) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
+    """Return the cells of each line by their fields, and the faults of lines that cannot be read."""
+    rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
+    for each in file.rows:
+        if each.fault is not None and not each.cells:
+            faults.append(RowError(each.line, None, each.fault))
+        elif any(cell not in ("", None) for cell in each.cells):
+            found = list(zip(each.names, each.cells, strict=False))
+            _check_state(found, options)
+            rows.append((each.line, {field: cell for n, cell in found for field in options.fields_of(n)}))
+    return rows, faults
 
 
 def _check_columns(file: Records, form: StatementOptions) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import attrs
-from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
@@ -237,11 +237,7 @@ def _read_sheet(path: Path, form: Layout) -> Records:
     header = [str(cell) for cell in table[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
-    # A cell that is merged with one above shows the value of that one, and holds none.
-    for (first, place), (last, _) in sheets[sheet].merged_cell_ranges or ():
-        for cells in table[max(first + 1, begin) : last + 1]:
-            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
-                cells[place] = CellError("is merged with the cell above: write the value into each row")
+    _mark_merged(table, begin, sheets[sheet])
     hidden = _mark_broken(table, path, sheet)
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
@@ -270,6 +266,14 @@ def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None
         return filled[0]
     count = f"has {len(filled)} sheets with content ({names}): give --sheet" if filled else "is empty"
     raise InvalidRequestError(count)
+
+
+def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -> None:
+    """Put an error into each cell that is merged with one above, in rows with other cells: it holds no value itself."""
+    for (first, place), (last, _) in sheet.merged_cell_ranges or ():
+        for cells in table[max(first + 1, begin) : last + 1]:
+            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
+                cells[place] = CellError("is merged with the cell above: write the value into each row")
 
 
 def _mark_broken(table: Sequence[list[Any]], path: Path, sheet: str) -> set[int]:

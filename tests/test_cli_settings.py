@@ -115,6 +115,7 @@ def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('[batch.rent]\nPAYCLIENT_TOKEN = "geheim-17"', "a token must not"),
         ('[reconcile]\ntoken = "geheim-17"', "a token must not stand here"),
         ('leger = "sqlite:a.db"', "leger: a setting must be one of"), ("batch = 5", "must have a section [batch.NAME]"),
+        ("batch.rent = 5", "must have a section [batch.NAME]"),
         ("amounts = ", "must be TOML in UTF-8"),
         ('amounts = "euros"', "euros"), ("yes = true", "yes: a setting must be"),
         ("max_pending = 0", "[max_pending] provided by"), (None, "cannot be read: No such file"),

@@ -88,7 +88,8 @@ class Configuration:
         except ValueError as error:  # not UTF-8, or not TOML
             raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
         batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
-        if not isinstance(batches, dict) or self.batch not in (None, *batches):
+        are_tables = isinstance(batches, dict) and all(isinstance(each, dict) for each in batches.values())
+        if not are_tables or self.batch not in (None, *batches):
             raise ConfigurationError(
                 f"{path}: must have a section [batch.{self.batch or 'NAME'}]; nothing was sent"
             )

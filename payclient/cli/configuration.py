@@ -95,12 +95,12 @@ class Configuration:
             )
         above = _checked(path, table, SETTINGS)
         sections = {name: _checked(path, each, SETTINGS) for name, each in batches.items()}
-        section = _checked(path, reconcile, {*options} - {"yes"} if command == "reconcile" else None)
+        section = _checked(path, reconcile, None)
         values = _merged(above, sections.get(self.batch or "", {}))
         if command not in ("charge", "doctor"):
             values = {name: value for name, value in values.items() if name in SHARED}
         if command == "reconcile":
-            values |= section
+            values |= _checked(path, section, {*options} - {"yes"})
         return {name: _option(path.absolute().parent, name, value) for name, value in values.items()}
 
 

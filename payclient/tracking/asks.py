@@ -206,15 +206,18 @@ class OpenAsks:
         """
         identifier = ask.record.client_transaction_id
         try:
-            # The ledger may have failed to take an earlier event, without which this one is not allowed.
-            if identifier in self.late.kept and await self.late.write_now(identifier):
-                raise LedgerUnavailableError("an earlier event of the ask is not written yet")
             try:
                 self.update(ask, await self.ledger.apply(ask.record, event))
             except TransitionError:
+                before = ask.record
                 if await self.reread(ask):
                     return False
-                raise
+                # The ledger may have failed to take an earlier event, without which this one is not allowed.
+                if identifier in self.late.kept and await self.late.write_now(identifier):
+                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
+                if ask.record is before:
+                    raise
+                self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:
@@ -262,6 +265,8 @@ class OpenAsks:
             ask.begun = self.clock.monotonic()
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again
+            if record.notified_at is not None:
+                ask.notified_queries = 0
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already
                 self.plan(ask)
         self.touch()

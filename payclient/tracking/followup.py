@@ -308,8 +308,7 @@ class Policy:
             return False
         if not self.can_query:
             # What its customer did, if anything, only a person can find out.
-            is_late = now >= ask.expires + LATE_NOTIFICATION * self.scale
-            return (ask.exhausted or is_late) and not was_acted_on(ask.record)
+            return ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, looked_at)
 

@@ -224,8 +224,12 @@ class Poller:
                 self.asks.leases.beside.add(ask.record.client_transaction_id)
                 ask.elsewhere = False
                 self.asks.plan(ask)
-        elif policy.expires_now(ask, now) or not policy.can_query:
+        elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
+        elif not policy.can_query:
+            self.asks.plan(ask)
+            if policy.is_over(ask, now):
+                self._to_expire.append(ask)
         else:
             if now >= ask.expires and policy.gives_up(ask, now, failing=self.queries.is_failing):
                 self.asks.wake(ask, exhausted=True)

@@ -49,8 +49,7 @@ def test_a_caller_has_every_other_turn_and_every_turn_where_no_more_may_be_queri
         str(CALLERS)
     }
     assert lines.pop(200.0, ranked=False, callers_only=True) is None
-    assert lines.any_waits()
-    assert not lines.any_waits(callers_only=True)
+    assert (lines.waiting[CALLERS], lines.waiting[FINAL]) == (0, 15)
 
 
 def test_it_waits_once_and_in_the_better_line() -> None:
@@ -63,7 +62,7 @@ def test_it_waits_once_and_in_the_better_line() -> None:
     lines.put(one, ROUTINE)
     assert lines.pop(1.0, ranked=False) is one
     assert lines.pop(1.0, ranked=False) is other
-    assert not lines.any_waits()
+    assert not any(lines.waiting.values())
 
 
 def test_ranked_the_neediest_comes_first() -> None:

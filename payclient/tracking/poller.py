@@ -167,7 +167,8 @@ class Poller:
     def _arm(self) -> None:
         """Set the timer for what is due next. A shared rate then reserves the next request in the ledger."""
         due = self.asks.due
-        when, request_waits = due.first(), self._lines.any_waits(callers_only=self._is_full)
+        when, waiting = due.first(), self._lines.waiting
+        request_waits = bool(waiting[CALLERS]) if self._is_full else any(waiting.values())
         if request_waits:
             when = min(when, self.rate.ready_at())
         if isinstance(self.rate, SharedRateLimit) and not self.asks.closed:

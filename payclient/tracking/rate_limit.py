@@ -139,25 +139,21 @@ class RequestLines:
         self._window = window
         self._lines: dict[int, deque[Scheduled]] = {line: deque() for line in LINES}
         #: How many wait in each line.
-        self._waiting = dict.fromkeys(LINES, 0)
+        self.waiting: dict[int, int] = dict.fromkeys(LINES, 0)
         self._turn = 0
-
-    def any_waits(self, *, callers_only: bool = False) -> bool:
-        """Return whether a request is waited for."""
-        return self._waiting[CALLERS] > 0 if callers_only else any(self._waiting.values())
 
     def put(self, item: Scheduled, line: int) -> None:
         """Put the item in a line. An item that waits in another line goes to the better of the two."""
         if not item.line or line < item.line:
             self.drop(item)
             item.line = line
-            self._waiting[line] += 1
+            self.waiting[line] += 1
             self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
         """Take the item out of its line."""
         if item.line:
-            self._waiting[item.line] -= 1
+            self.waiting[item.line] -= 1
             item.line = 0
 
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:

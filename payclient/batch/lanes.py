@@ -53,7 +53,7 @@ class ChargeRow:
 
 @attrs.frozen(kw_only=True)
 class ChargeResult:
-    """What became of one request: an outcome, or the error that says why nothing was created.
+    """The result of one request: an outcome, or the error that says why nothing was created.
 
     - `request_key`: The request's client transaction id.
     - `outcome`: What is known of the sale; None where nothing was created.
@@ -154,7 +154,7 @@ async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | Charg
 
 
 class Turns:
-    """The lanes whose customers are free. What is answered comes first, then the lane with most rows: it ends last."""
+    """The lanes whose customers are free. An answered lane comes first, then the lane with most rows: it ends last."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[bool, int, int, Lane]] = []

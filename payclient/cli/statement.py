@@ -21,7 +21,7 @@ from payclient.validation import to_service
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
-#: What the name of a column has that may hold a state, and a cell that says "not paid"; without accents and capitals.
+#: Words in the name of a column that may hold a state, and a cell that says "not paid"; without accents and capitals.
 _STATE = re.compile(r"estado|estatus|\bstate\b|status|resultado|\bresult\b|situacion")
 _NOT_PAID = re.compile(
     r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|negad|no aprob|no autoriz|pendi|expir|reject|refus|refund|"

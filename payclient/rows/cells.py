@@ -103,7 +103,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _PHONE, _IDS = frozenset({"phone_number"}), frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
 _SHORTENED = "is a number as a spreadsheet shortens it: format the column as text"
 
-#: What a spreadsheet or a conversion makes of a text: the fields where it is one (None: all), its form, the fault.
+#: The damage that a conversion does to a text: the fields where it is one (None: all), its form, the fault.
 _DAMAGES: Sequence[tuple[frozenset[str] | None, re.Pattern[str], str]] = (
     # "5,93999E+11"; an id such as "12E5" is valid.
     (_PHONE, re.compile(r"^[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+$"), _SHORTENED),

@@ -1,4 +1,4 @@
-"""Notifications: hints, never verdicts. They are noted before they are acted on: a crash in between is recovered."""
+"""Notifications: hints, never verdicts. Each is written before its query, so that a crash in between is recovered."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Arrivals:
         try:
             record = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
         except LedgerError:
-            # It may be on record all the same, and what is repeated of a decided attempt is not queried.
+            # The hint may be on record all the same, and a repeated hint of a decided attempt is not queried.
             if record.state.decided:
                 self._poller.recheck(record)
             raise

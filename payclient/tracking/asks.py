@@ -1,4 +1,4 @@
-"""What is open: the index of all asks, when each is looked at, how it changes, and who waits for it.
+"""Open asks: the index of all, when each is looked at, how it changes, and who waits for it.
 
 Every change goes through the ledger first. There may be 100,000 asks, so that a new one must cost little.
 """
@@ -94,7 +94,7 @@ class OpenAsks:
         self._asks: dict[str, Followed] = {}
         #: Returns the ask of a client transaction id that is followed or waited for here, or None.
         self.find: Callable[[str], Followed | None] = self._asks.get
-        #: What feeds wait for; None while none does, so that a change costs nothing then.
+        #: The event that feeds wait for; None while none does, so that a change costs nothing then.
         self._changed: asyncio.Event | None = None
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
@@ -300,7 +300,7 @@ class OpenAsks:
             self.on_form_decided()
 
     async def suspect(self, lane: bytes) -> None:
-        """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. It decides nothing."""
+        """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. The code decides nothing."""
         for ask in self.all():
             if ask.record.state is State.UNKNOWN and ask.record.lane == lane:
                 await self.apply(ask, Suspected(at=self.clock.time()))

@@ -173,7 +173,7 @@ class Attempts:
     async def send(self, attempt: Attempt) -> Record:
         """Send the attempt unless one exists, and return its record. **Raises only if nothing was created.**
 
-        What may exist is followed from now on. A caller who is cancelled detaches: the send is a task of its own.
+        An attempt that may exist is followed from now on. A cancelled caller detaches: the send is a task of its own.
         """
         identifier = attempt.request.client_transaction_id
         self._asks.check_open(identifier)
@@ -243,8 +243,8 @@ class Attempts:
     async def _check_free(self, attempt: Attempt, asks: list[Record]) -> None:
         """Raise where the purchase is paid or open, so that it costs no connection.
 
-        What ended unpaid, and may exist all the same, is queried first. Raises `PermitDeniedError` where that is the
-        earlier attempt of the same id.
+        An ask that ended unpaid, and may exist all the same, is queried first. Raises `PermitDeniedError` where that is
+        the earlier attempt of the same id.
         """
         before, identifier = attempt.before, attempt.request.client_transaction_id
         if before is not None and attempt.purchase is None and before.purchase != identifier:

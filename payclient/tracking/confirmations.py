@@ -111,7 +111,7 @@ class Confirmer:
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.
 
-        A payment that the report shows is confirmed then. Of a cancelled one another transaction may be the payment,
+        A payment that the report shows is confirmed then. Another transaction may be the payment of a cancelled one,
         as long as its confirmation has no answer.
         """
         if not self.confirms or record.state in OVER:
@@ -225,11 +225,11 @@ class Confirmer:
             return  # `_write_return` is writing it
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
-            # What a browser brought may be forged: only what a query found is the service's word.
+            # A browser's word may be forged: only a report of a query is the service's word.
             named = FoundPending if current.transaction_id in form.accepted_at else Returned
             event = named(at=self._clock.time(), transaction_id=current.transaction_id)
             form.record = await self._asks.write(record, event)
-            # What the ledger could not take of a return is written later; of a query it is written with the next try.
+            # Events of a return that the ledger could not take are written later, those of a query with the next try.
             current.on_record = named is Returned or current.transaction_id in form.record.candidate_ids
 
     def _end_request(
@@ -262,7 +262,7 @@ class Confirmer:
         report = await self._session.confirm(transaction_id, identifier, repeat=False)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
-        # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
+        # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
         is_about_it = report.transaction_id == transaction_id
         current.is_answered = current.declined and is_about_it
         return is_settled and is_about_it

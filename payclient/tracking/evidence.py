@@ -1,4 +1,4 @@
-"""What an answer means for an ask: which events it stands for. No clock, no I/O, no logging.
+"""The meaning of an answer for an ask: the events that it stands for. No clock, no I/O, no logging.
 
 What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report or conflict.
 """
@@ -79,7 +79,7 @@ UNDER_ANOTHER = (
 
 @attrs.define(eq=False)
 class Reading:
-    """What an answer means.
+    """The meaning of an answer.
 
     - `events`: What is written.
     - `alarms`: What a person must look at now.
@@ -131,7 +131,7 @@ def _differs(said: object, ours: object) -> bool:
     return said is not None and (type(said) is not type(ours) or said != ours)
 
 
-#: What a person must look at, by the state of an attempt and the service's later word.
+#: The words for what a person must look at, by the state of an attempt and the service's later word.
 _ALARMS = {
     (State.CANCELLED, "Aceptado"): "cancelled, and yet accepted",
     (State.REFUSED, "Aceptado"): "refused, and yet accepted",

@@ -1,4 +1,4 @@
-"""What is known of an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging.
+"""The facts about an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging.
 
 Times are seconds of the monotonic clock, except those of records.
 """
@@ -25,7 +25,7 @@ NEVER = float("-inf")
 #: The due time of an ask that is due at once.
 AT_ONCE = 0.0
 
-#: What is compared for every sale: CPython 3.11 takes ten times as long to find a member of an enum.
+#: Members that are compared for every sale: CPython 3.11 takes ten times as long to find a member of an enum.
 PENDING, QUERY = State.PENDING, Evidence.QUERY
 
 #: Candidates of one ask of which it is remembered what was queried.
@@ -52,7 +52,7 @@ BETWEEN_PROOFS, LONGEST_PROOF = 0.1, 1.2
 #: Gaps double with each failure in a row, up to this power of two.
 MOST_DOUBLINGS = 5
 
-#: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
+#: The weight of one answer in the share of those that were notified: news of 50 sales ago hardly counts.
 NOTIFIED_WEIGHT = 1 / 16
 
 #: Seconds for which a process holds what it follows, where several share a ledger.
@@ -64,7 +64,7 @@ LOOK_AGAIN = 10.0
 
 @attrs.frozen(kw_only=True)
 class TransactionRef:
-    """What a status query may go by.
+    """The ids by which a status query may be made.
 
     - `client_transaction_id`: The merchant's id.
     - `transaction_id`: None while only the client transaction id is known.
@@ -85,7 +85,7 @@ StatusSource = Callable[[TransactionRef], Awaitable[StatusReport | None]]
 
 @attrs.define(eq=False)
 class Candidate:
-    """What was queried of a transaction id that may be ours."""
+    """The queries of a transaction id that may be ours."""
 
     queries: int = 0
     queried_at: float = NEVER
@@ -97,7 +97,7 @@ class Candidate:
 
 @attrs.define(eq=False, weakref_slot=False)
 class Scheduled:
-    """What is looked at when its time comes, and waits in a line for its request."""
+    """An item that is looked at when its time comes, and waits in a line for its request."""
 
     #: Where the due times have it; an item of another slot is stale.
     slot: deque[Any] | None = attrs.field(default=None, init=False)
@@ -143,7 +143,7 @@ class Followed(Scheduled):
     #: Whether a decided ask is queried once more at its next turn; set again by a query that came to nothing.
     recheck_soon: bool = False
 
-    # What answers have shown
+    # The facts that answers have shown
     #: The service's last word other than `Pendiente`.
     report: StatusReport | None = None
     #: How a report last mismatched the ask; None: none ever did.
@@ -151,7 +151,7 @@ class Followed(Scheduled):
     #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
     absent_at: float | None = None
     missing_since: float | None = None
-    #: What was queried of each transaction id that may be ours; None: of none.
+    #: The queries of each transaction id that may be ours; None: there were none.
     candidates: dict[int, Candidate] | None = None
 
     # Who follows it, and who waits for it
@@ -307,7 +307,7 @@ class Policy:
         if not is_presumed(ask.record) or looked_at < self._surely_ended(ask):
             return False
         if not self.can_query:
-            # What its customer did, if anything, only a person can find out.
+            # Only a person can find out what its customer did, if anything.
             return ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, looked_at)
@@ -400,7 +400,7 @@ class Policy:
     def gives_up(self, ask: Followed, now: float, *, failing: bool) -> bool:
         """Return whether a wait ends though a query is due; `failing`: the service leaves queries unanswered.
 
-        What fails for this ask alone ends its wait too, however well the queries of others are answered.
+        Failures of this ask alone end its wait too, however well the queries of others are answered.
         """
         return not ask.exhausted and now >= self.latest_end(ask) and (failing or ask.failures >= FAILURES)
 
@@ -429,7 +429,7 @@ class Policy:
         """Return what the query that is made now goes by, and note it."""
         record = ask.record
         ask.queried_at, ask.is_answered = now, False
-        # It counts as one of the last only when one is due, however many are made.
+        # The query counts as one of the last only when one is due, however many are made.
         is_left = not record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
         if is_left and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now

@@ -1,6 +1,6 @@
 """Payment forms: one for a purchase however many ask, and handed out only while it lives (§8).
 
-Links are secrets. They stand in a table of their own in the ledger while they live, and nowhere else.
+Links are secrets. Each stands in a table of their own in the ledger while they live, and nowhere else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _hide(url: str | Secret[str]) -> Secret[str]:
 
 @attrs.define
 class FormLink:
-    """A link to a hosted form. It lives 10 minutes from its own load (§8), which we may not see.
+    """A link to a hosted form. The link lives 10 minutes from its own load (§8), which we may not see.
 
     `is_live` means safe to hand out: a link loaded late may still be payable for up to ten minutes after
     `expires_at`. Times are UTC seconds since the epoch. The address is a secret: show it to its customer only. A link

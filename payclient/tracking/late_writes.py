@@ -107,7 +107,7 @@ class LateWrites:
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
         if isinstance(event, NotSent):
-            # It may be unknown whether our permit was committed. The row may be another process's, which was granted
+            # Perhaps nobody knows whether our permit was committed. The row may be another process's, which was granted
             # the same attempt and sends it.
             known = await self._ledger.get(record.client_transaction_id)
             if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):

@@ -186,7 +186,7 @@ class Leases:
         """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
 
         Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
-        What a failure of the ledger leaves over is done in the next round.
+        Work that a failure of the ledger leaves over is done in the next round.
         """
         is_more = True
         try:

@@ -43,14 +43,14 @@ _APPROVED = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What is known of a sale at this moment. Times are UTC seconds since the epoch.
+    """The facts that are known of a sale at this moment. Times are UTC seconds since the epoch.
 
     - `client_transaction_id`: The merchant's id.
     - `state`: Where the sale stands.
     - `evidence`: What the state rests on.
     - `transaction_id`: The service's id; None where none is known.
     - `created_at`: When the permit was requested, right before the first byte.
-    - `notified_at`: When a notification came (§6). It says that the customer acted, not how.
+    - `notified_at`: When a notification came (§6), which says that the customer acted, and not how.
     - `decided_at`: When it was decided; None until then.
     - `error`: Of a refused attempt.
     - `report`: The service's last report, where this process received one; it is not stored.
@@ -203,12 +203,12 @@ class PendingSale:
 
     @property
     def outcome(self) -> Outcome:
-        """What is known now, without waiting."""
+        """The facts that are known now, without waiting."""
         return Outcome.of(self._now(), report=None if self._ask is None else self._ask.report)
 
     @property
     def refusal(self) -> tuple[Evidence, str | None]:
-        """What a refusal rests on, and its error's class name."""
+        """The evidence of a refusal, and its error's class name."""
         record = self._now()
         return record.evidence, record.error_type
 

@@ -95,7 +95,7 @@ class Poller:
         self._works: set[asyncio.Task[Any]] = set()
         #: Sends and other writes, which go on where their callers are cancelled.
         self._detached: set[asyncio.Task[Any]] = set()
-        #: What callers wait for: the query of an ask, or their turn to make a request of their own.
+        #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}
 
     # --- What changes when an ask is looked at

@@ -21,7 +21,7 @@ __all__ = ["Purchase"]
 
 @attrs.frozen(kw_only=True)
 class Purchase:
-    """What is known of one purchase at this moment.
+    """The facts that are known of one purchase at this moment.
 
     - `key`: The name that the merchant gave it.
     - `asks`: One outcome for each client transaction id of an ask, the oldest first.
@@ -53,7 +53,7 @@ class Purchase:
 
     @classmethod
     def of(cls, key: str, records: Iterable[Record], *, held_until: float | None = None) -> Self:
-        """Return what records say, in the order of their permits. Of one client transaction id the newest counts."""
+        """Return what records say, in the order of their permits. The newest of one client transaction id counts."""
         newest = {record.client_transaction_id: record for record in records}
         asks = tuple(Outcome.of(record) for record in newest.values())
         return cls(key=key, asks=asks, held_until=held_until)

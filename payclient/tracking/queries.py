@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0
 
-#: What one query weighs in the share of those that fail, and the share from which a service counts as failing.
+#: The weight of one query in the share of those that fail, and the share from which a service counts as failing.
 WEIGHT, FAILING = 1 / 16, 0.05
 
 

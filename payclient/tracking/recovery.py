@@ -1,4 +1,4 @@
-"""What a crash left: taken over on entry, and from processes that are gone."""
+"""Asks that a crash left: taken over on entry, and from processes that are gone."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
-    """Yield what was cancelled or refused since a UTC time, and is so still. What was so twice may come twice."""
+    """Yield what was cancelled or refused since a UTC time, and is so still. A record may come twice."""
     cursor, unpaid = await _cursor_at(ledger, since - DISORDER), (State.CANCELLED, State.REFUSED)
     # A page at a time: a busy day has a hundred thousand.
     while changes := await ledger.changes(cursor):
@@ -136,7 +136,7 @@ async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> b
     """Return whether the events are one conflict that the attempt's history has: it was written and logged before."""
     if len(events) != 1 or not isinstance(events[0], Conflicted):
         return False
-    # Of all events only a conflict says `what`.
+    # Only a conflict says `what`.
     return any(said.get("what") == events[0].what for _, said in await history_of(ledger, record))
 
 

@@ -115,7 +115,7 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     if words is not None:
         raise UsageError(words, client_transaction_id=identifier)
     by = _one_id(record, profile.reverse and profile.reverse.by_transaction_id)
-    # What the profile lacks costs no permit.
+    # An operation that the profile lacks costs no permit.
     undo_request(profile, "reverse", by.get("transaction_id"), by.get("client_transaction_id"))
     words = "the tracker was closed before the reversal was on record; the next process finds out"
     return await poller.finish(_reverse(poller, record, by), identifier, words)

@@ -35,7 +35,7 @@ from payclient.validation import check_type, text_fault
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
 
-#: What an operator says that an ask was.
+#: The word of an operator for what an ask was.
 DecidedAs = Literal["accepted", "cancelled", "refused"]
 
 DECISIONS: Mapping[str, type[Decision]] = MappingProxyType(
@@ -171,8 +171,8 @@ class Tracker:
     async def notify(self, notification: Notification) -> Receipt:
         """Take a notification (§6) as a hint: the sale is queried at once. Returns before any query.
 
-        It is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most. Without
-        a status source it ends the wait, with `paid` None.
+        A notification is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most.
+        Without a status source it ends the wait, with `paid` None.
         """
         self._poller.asks.check_open()
         identifier = notification.client_transaction_id
@@ -184,8 +184,8 @@ class Tracker:
     ) -> Outcome:
         """Take what a browser brings back from a payment form to `response_url` or `cancellation_url`.
 
-        It is recorded, confirmed once (within the total time-out), and what is then known is the outcome; what the
-        service did not answer is confirmed again until its window is over, also after a crash. What a browser says is
+        The return is recorded, confirmed once (within the total time-out), and what is then known is the outcome; what
+        the service did not answer is confirmed again until its window is over, also after a crash. A browser's word is
         never a verdict: a cancelled return makes the form CANCELLED only where the service knows of no payment.
         `client_transaction_id` is your own knowledge of whose form it was, where the query may lack it.
 
@@ -215,7 +215,7 @@ class Tracker:
     async def reverse(self, pending: PendingSale) -> Outcome:
         """Give a payment back, whole, and say what is known then: `paid` is False once it was given back.
 
-        It is REVERSING, `paid` None, from before the request leaves: a second call sends nothing, in whatever process.
+        The payment is REVERSING, `paid` None, from before the request leaves: no second call sends one, in any process.
         Where the service's answer is lost it stays so until a query tells; `wait()` waits for that. Raises
         `NotReversibleError`, any other `RefusedError`, `NotSentError` and `LedgerError` where it is still paid,
         `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid, or archived.

@@ -121,7 +121,7 @@ CALLERS, NOTIFIED, FINAL, ROUTINE, LATE = LINES = range(1, 6)
 #: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
 FIRST = (
     *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, ROUTINE),
-    *(NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, LATE),
+    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, ROUTINE, NOTIFIED, LATE),
 )
 
 #: The number of asks of the routine, those that waited longest, among which the one with most lag is chosen.

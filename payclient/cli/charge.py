@@ -58,6 +58,12 @@ class ShownOptions:
     json: bool = False
     """One JSON object a line on stdout, for machines."""
 
+    def look(self) -> Look:
+        """Return how a run shows itself. Raises `ConfigurationError` for two ways at once."""
+        if self.quiet and self.json:
+            raise ConfigurationError("--quiet and --json: give one of them")
+        return "json" if self.json else "quiet" if self.quiet else "auto"
+
 
 def charge(
     file: Path,
@@ -77,23 +83,11 @@ def charge(
 
     :param file: A .csv, .xlsx, .ods or .jsonl file; its columns are the fields of a sale.
     """
-    if shown.quiet and shown.json:
-        raise ConfigurationError("--quiet and --json: give one of them")
-    look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
+    look = shown.look()
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
-    kind, _, place = (options.ledger or "").partition(":")
-    check_apart(
-        {
-            "FILE": file,
-            "--report": shown.report,
-            "--skip-bad": written.skip_bad,
-            "--html": shown.html,
-            "--ledger": Path(place) if kind == "sqlite" else None,
-            "--token-file": options.token_file,
-            "--profile": Path(options.profile) if options.profile else None,
-        }
-    )
+    written_to = {"--report": shown.report, "--skip-bad": written.skip_bad, "--html": shown.html}
+    check_apart({"FILE": file, **written_to, **_read_from(options)})
     rows = read_file(file, written, profile=profile)
     can_send = can_go_on(rows, written.skip_bad)
     if not (can_send or shown.dry_run):
@@ -123,6 +117,16 @@ def charge(
         for line in next_steps(run.tally, location_of(options.ledger), code, window):
             terminal.say(line, whole=True)
     return code
+
+
+def _read_from(options: ChargeOptions) -> dict[str, Path | None]:
+    """Return the files of the options that every charge needs."""
+    kind, _, place = (options.ledger or "").partition(":")
+    return {
+        "--ledger": Path(place) if kind == "sqlite" else None,
+        "--token-file": options.token_file,
+        "--profile": Path(options.profile) if options.profile else None,
+    }
 
 
 def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Path, bytes] | None:

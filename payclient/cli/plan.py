@@ -191,9 +191,7 @@ class Plan:
         yield "left_out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
-        phones = {row.line: row.request.country_code for row in file.rows if row.respelled and row.request}
-        shapes = [f"{profile.phone_shapes[each]} ({each})" for each in sorted({*phones.values()})]
-        yield "phones", _many("respelled", [*phones], shapes=", ".join(shapes))
+        yield "phones", self._phones()
         yield "unread", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
         yield "twice", _many("doubles", doubles), _LOUD
@@ -210,6 +208,14 @@ class Plan:
         yield "token", "" if self.options.has_token else text("plan.no_token")
         url = self.options.base_url or profile.base_url
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
+
+    def _phones(self) -> str:
+        phones = {
+            row.line: row.request.country_code for row in self.file.rows if row.respelled and row.request
+        }
+        known = self.options.loaded_profile.phone_shapes
+        shapes = [f"{known[each]} ({each})" for each in sorted({*phones.values()})]
+        return _many("respelled", [*phones], shapes=", ".join(shapes))
 
     def _rows(self) -> str:
         good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)

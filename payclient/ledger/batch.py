@@ -180,8 +180,7 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
 
 async def _insert(database: Database, writes: list[Write]) -> list[Write]:
     """Insert these writes, no two of which have one id, and answer them; return those to try again."""
-    permits = [each.row for each in writes if each.event is None and each.row]
-    changes = [each.row for each in writes if each.event is not None and each.row]
+    permits, changes = _rows_of(writes)
     fault: LedgerUnavailableError | None = None
     inserted: Container[str] = ()
     try:
@@ -198,6 +197,12 @@ async def _insert(database: Database, writes: list[Write]) -> list[Write]:
         else:
             rest.append(each)
     return await _settle(database, rest, fault) if rest else []
+
+
+def _rows_of(writes: list[Write]) -> tuple[list[Row], list[Row]]:
+    """Return the rows of permits, and those of changes."""
+    rows = [(each.event is None, each.row) for each in writes if each.row]
+    return [row for is_permit, row in rows if is_permit], [row for is_permit, row in rows if not is_permit]
 
 
 async def _settle(

@@ -68,8 +68,12 @@ class Arrivals:
             if record.state.decided:
                 self._poller.recheck(record)
             raise
+        return self._query_noted(record)
+
+    def _query_noted(self, record: Record) -> Receipt:
+        """Plan the query that a notification is worth; while the sale is being sent there is nothing to query yet."""
         if record.state is State.SENDING:
-            return Receipt.EARLY  # there is nothing to query yet
+            return Receipt.EARLY
         if not record.state.decided:
             self._poller.notified(record)
             return Receipt.MATCHED

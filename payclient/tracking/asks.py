@@ -260,15 +260,7 @@ class OpenAsks:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # the last query may be another process's
             return
-        is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
-        if is_found or record.state is State.REVERSING:
-            ask.begun = self.clock.monotonic()
-        if before.state is State.UNKNOWN and record.state is State.PENDING:
-            ask.exhausted, ask.final_queries = False, 0  # the customer has the whole window again
-            if record.notified_at is not None:
-                ask.notified_queries = 0
-            if ask.task is None and not ask.elsewhere:  # else its next look is planned already
-                self.plan(ask)
+        self._begin_anew(ask, before, record)
         self.touch()
         if self.on_change is not None:
             self.on_change(before, record)
@@ -278,6 +270,18 @@ class OpenAsks:
             self.wake(ask)
             if ask.recheck_at == math.inf:  # else one more query of it is planned
                 self.drop(ask)
+
+    def _begin_anew(self, ask: Followed, before: Record, record: Record) -> None:
+        """Note that an ask was found, and its customer has the whole window again, or that it is being given back."""
+        is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
+        if is_found or record.state is State.REVERSING:
+            ask.begun = self.clock.monotonic()
+        if before.state is State.UNKNOWN and record.state is State.PENDING:
+            ask.exhausted, ask.final_queries = False, 0
+            if record.notified_at is not None:
+                ask.notified_queries = 0
+            if ask.task is None and not ask.elsewhere:  # else its next look is planned already
+                self.plan(ask)
 
     def note_written(self, record: Record) -> None:
         """Note a record that was not written by `apply`, and follow it if the policy follows such asks.

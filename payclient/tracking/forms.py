@@ -223,11 +223,8 @@ class Forms:
                 return form
             task = self._preparing.get(key)
             if task is None:
-                used, now = {each.client_transaction_id for each in asks}, self._clock.time()
-                free = next(
-                    each for number in count(1) if (each := derive_id("form", key, number)) not in used
-                )
-                new = Record(client_transaction_id=free, purchase=key, created_at=now)
+                free = _free_id(key, asks)
+                new = Record(client_transaction_id=free, purchase=key, created_at=self._clock.time())
                 if (holder := find_holder(self._poller, asks, new)) is not None:
                     is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
                     if not is_prepared_now or self._clock.monotonic() >= until:
@@ -278,3 +275,9 @@ class Forms:
             if form is not None and form.is_live(self._clock.time() + margin):
                 return form
         return None
+
+
+def _free_id(key: str, asks: list[Record]) -> str:
+    """Return the client transaction id of the next form of a purchase."""
+    used = {each.client_transaction_id for each in asks}
+    return next(each for number in count(1) if (each := derive_id("form", key, number)) not in used)

@@ -190,7 +190,8 @@ class SqliteWriter(Writer):
                 has_ended = True
                 file.close()
                 what = "the ledger's thread ended by a fault (%s): open it again"
-                log("critical", "ledger_thread_ended", "", what, type(error).__name__)
+                with suppress(BaseException):  # a handler of logs may be that fault
+                    log("critical", "ledger_thread_ended", "", what, type(error).__name__)
             if has_ended:
                 for each in operations:
                     each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))

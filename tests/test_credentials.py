@@ -381,6 +381,29 @@ async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 
+async def test_what_another_account_has_of_a_refused_sale_is_not_believed(service: Accounts) -> None:
+    """Refused by 2061; under the renewed token its id is another account's, which is paid. The shop asks otherwise."""
+    tokens = chain(["token-1"], repeat("token-2"))
+
+    async def token() -> str:
+        return next(tokens)
+
+    async def silent(query: payclient.TransactionRef) -> None:
+        raise TimeoutError
+
+    service.add_sale()
+    service.owners[1000] = "other"
+
+    async def expires() -> None:
+        del service.accounts["token-1"]
+        await error_of(payclient.UnauthorizedError, tracker.sale(push("order-18")))
+
+    service.scripts = [when(expires, refuses(22, 2061))]
+    async with tracking(service, service.book, token=token, status=silent) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+
+
 async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(service: Accounts) -> None:
     """Refused as existing, and not found; under another token its id is another's: nothing is sent or believed."""
     service.scripts = [refuses(22, 2061)]

@@ -364,7 +364,8 @@ class Refusals:
                 await self._wait_for_turn()
                 report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
                 is_there = (is_there and is_doubted) or report is not None
-                is_there = is_there or not self._queries.can_see(record)  # the token was renewed meanwhile
+                if not self._queries.can_see(record):  # the token was renewed: it may find another account's
+                    is_there, report = True, None
             except Exception as failed:  # any failure leaves the outcome unknown
                 what = "refused as existing, and the query failed: %s"
                 log("warning", "existing_not_found", identifier, what, type(failed).__name__)

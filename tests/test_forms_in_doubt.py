@@ -162,6 +162,26 @@ async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeServic
         assert service.confirmed == {5001}
 
 
+@pytest.mark.parametrize("identifier", ["form-1", "order-17"])
+async def test_a_refused_form_that_was_named_is_queried_before_a_push(
+    service: FakeService, identifier: str
+) -> None:
+    """It is paid all the same, and the query that its notification was worth had no answer: nothing is sent."""
+    service.scripts, service.status_scripts = [refuses(20)], [reset]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form(), purchase="cart"))
+        service.add_sale(5001, clientTransactionId="form-1")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(0)
+        assert service.queries
+        push = tracker.sale(sale(identifier), purchase="cart")
+        if identifier == "form-1":
+            await error_of(payclient.DifferentRequestError, push)
+        else:
+            await error_of(payclient.AlreadyPaidError, push)
+    assert not service.posted
+
+
 async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:

@@ -225,7 +225,7 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
             # Its process could query no status. One that was queried to the end may be asked beside.
             ends = (said for change, said in history if change.event == Exhausted.__name__)
             return bool(next(ends, None))
-        case "sale", State.REFUSED if before.archived or before.notified_at is not None:
+        case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
             return True  # an archived attempt may have been notified: the ledger keeps that no more
         case "sale", State.REFUSED if before.evidence is Evidence.ANSWER:
             is_known = before.error_type == CustomerBusyError.__name__ or before.error_code in codes
@@ -285,6 +285,8 @@ class Refusals:
             raise NotSentError(words, client_transaction_id=identifier)
         if report is None:
             return None
+        if before.kind == "form":
+            report = self._poller.confirmer.pending_until_confirmed(before, report)
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
         before = await self._queries.write(before, reading)

@@ -124,8 +124,10 @@ class Confirmer:
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
             if waits and report.transaction_id is not None:
                 self._confirm(form, report.transaction_id)
+        if waits:
+            return attrs.evolve(report, state="Pendiente")
         self.forget(form)
-        return attrs.evolve(report, state="Pendiente") if waits else report
+        return report
 
     def _form(self, record: Record) -> ReturnedForm:
         """Return the form's confirmations, with its newest record."""

@@ -641,6 +641,18 @@ def test_a_hidden_row_is_not_charged_without_a_word(tmp_path: Path) -> None:
     assert left[1].startswith("n-1,0987000031,25.5,")
 
 
+def test_a_hidden_line_without_a_cell_is_an_empty_one(tmp_path: Path) -> None:
+    """Spreadsheets hide the lines below the rows by the hundred. Nothing in them could be charged."""
+    charges = [[f"n-{n}", f"098700003{n}", 25.5] for n in range(2)]
+    path = sheet(tmp_path / "cobros.xlsx", SHEET[:3], charges[0], [], charges[1], [], ["TOTAL", None, 51])
+    book = openpyxl.load_workbook(path)
+    for line in (3, 5):
+        book.active.row_dimensions[line].hidden = True
+    book.save(path)
+    file = read_file(path, TYPED)
+    assert (file.bad, file.empty, len(file.requests)) == ([], [3], 2)
+
+
 # --- What people do to a spreadsheet
 
 FOUND = form(

@@ -139,7 +139,12 @@ def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[
     """Return the rows of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.rows, [], []
-    rows = [each for each in file.rows if each.fault or any(cell != "" for cell in each.cells)]
+    # A line that is hidden has a fault, too, and may be as empty as any other.
+    rows = [
+        each
+        for each in file.rows
+        if any(cell != "" for cell in each.cells) or (each.fault is not None and not each.cells)
+    ]
     count = len(rows)
     while count and _is_total(rows[count - 1], header):
         count -= 1

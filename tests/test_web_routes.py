@@ -301,3 +301,14 @@ async def test_an_id_may_have_a_slash_in_it(framework: Any) -> None:
         await tracker.sale(sale("2026/17"))
         async with asking_of(framework, tracker, framework.order_routes()) as asking:
             assert (await asking("GET", "/orders/2026%2F17/status")).status == 200
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_a_receiver_hides_no_route_below_its_own(framework: Any) -> None:
+    """Its addresses have one more part. Beside orders of the same prefix it answered 200 "OK" for each state."""
+    routes = [framework.notification_route("/orders", secret=SECRET), *framework.order_routes()]
+    async with tracking(FakeService()) as tracker, asking_of(framework, tracker, routes) as asking:
+        await tracker.sale(sale())
+        state = await asking("GET", "/orders/order-17/status")
+        assert json.loads(state.body)["state"] == "pending"
+        assert (await asking("GET", "/orders/key")).body == b"OK"

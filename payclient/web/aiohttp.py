@@ -40,7 +40,8 @@ def page_response(page: Page) -> web.Response:
 
 def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
-        response = page_response(await answer(request, request.match_info.get("id", "")))
+        found = request.match_info
+        response = page_response(await answer(request, found.get("key", found.get("id", ""))))
         if "Content-Encoding" in request.headers and not request.content.is_eof():
             # On a kept connection aiohttp would inflate the rest of the body in one go, to reach the next request.
             await response.prepare(request)
@@ -48,7 +49,7 @@ def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> 
             request.protocol.force_close()
         return response
 
-    return web.route("*", path.replace("{}", "{id}"), handle)
+    return web.route("*", path, handle)
 
 
 def _read(request: web.Request) -> tuple[str, str, AsyncIterable[bytes]]:

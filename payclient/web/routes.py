@@ -47,7 +47,7 @@ class Routes(Generic[_Request, _Response, _Route]):
 
     tracker_of: Callable[[_Request], Tracker]
     page_response: Callable[[Page], _Response]
-    #: Makes a route for any method. `{}` in the path is one variable part, which is passed to the function.
+    #: Makes a route for any method. `{key}` or `{id}` in the path is passed to the function; only an id holds slashes.
     make: Callable[[str, Callable[[_Request, str], Awaitable[Page]]], _Route]
     #: Returns the query, the content type and the body of a request.
     read: Callable[[_Request], tuple[str, str, AsyncIterable[bytes]]]
@@ -65,7 +65,7 @@ class Routes(Generic[_Request, _Response, _Route]):
             await _take(self.tracker_of(request), own, on_receipt, key, *self.read(request))
             return ANSWER
 
-        return self.make(path if secret is None else f"{path.rstrip('/')}/{{}}", receive)
+        return self.make(path if secret is None else f"{path.rstrip('/')}/{{key}}", receive)
 
     def order_routes(self, prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[_Route]:
         """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and its files at `{prefix}/assets`.
@@ -86,7 +86,7 @@ class Routes(Generic[_Request, _Response, _Route]):
 
         folder = prefix.rstrip("/")
         assets = [self.make(f"{folder}/assets/{name}", partial(asset, page)) for name, page in ASSETS.items()]
-        return [self.make(f"{folder}/{{}}/status", status), *assets]
+        return [self.make(f"{folder}/{{id}}/status", status), *assets]
 
     def health_route(self, path: str = "/health") -> _Route:
         """Make the route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.

@@ -45,9 +45,10 @@ def page_response(page: Page) -> Response:
 
 def _route(path: str, answer: Callable[[Request, str], Awaitable[Page]]) -> Route:
     async def handle(request: Request) -> Response:
-        return page_response(await answer(request, request.path_params.get("id", "")))
+        found = request.path_params
+        return page_response(await answer(request, found.get("key", found.get("id", ""))))
 
-    route = Route(path.replace("{}", "{id:path}"), handle)
+    route = Route(path.replace("{id}", "{id:path}"), handle)
     route.methods = None  # every method
     return route
 

@@ -165,6 +165,16 @@ def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, charge: Cha
     assert willing.truth("alone-") == {}
 
 
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl"])
+def test_a_report_that_is_deleted_meanwhile_is_a_report_again(tmp_path: Path, name: str) -> None:
+    """It had no header: after a SIGKILL the same command called it no report, and went on no more."""
+    report = Report(tmp_path / name)
+    report.begin(LINES[:1])
+    report.path.unlink()
+    report.write(LINES[1])
+    assert [*Report(report.path).earlier] == ["row-2"]
+
+
 def test_a_column_of_a_charge_can_be_kept(willing: Service, charge: Charge) -> None:
     """It is read as ever; one named as a column of the report has another name there."""
     (line,) = charge(

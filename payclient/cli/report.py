@@ -272,9 +272,11 @@ class Report:
         """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
         if self._kind == ".xlsx":
             return
-        rest = memoryview(tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect))
+        row = tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect)
         with open(self.path, "ab", buffering=0, opener=private) as file:
             size = file.tell()
+            # Somebody may have deleted the file, and what has no header is no report to the next run.
+            rest = memoryview(row if size else self._content([line]))
             try:
                 while rest:
                     rest = rest[file.write(rest) :]

@@ -353,7 +353,7 @@ def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: 
         ("amount\n1.50\n", "", "give --map client_transaction_id=COLUMN"),
         ("transaction_id\n7\n", "", "give --map amount=COLUMN"),
         ("transaction_id,amount,state,State\n", "", "line 1: state is there twice"),
-        (good, "--map phone=x", "the field must be one of"),
+        (good, "--map phone=x", "--map phone: the field must be one of amount, client_transaction_id, "),
         (good, "--resolve", "give both or none"),
         (good, "--since 31/1", 'unable to convert "31/1" into date'),
     ):

@@ -109,9 +109,7 @@ class Layout:
             name, value = pair_of(option, each, form)
             if (field := self.field_of(name)) is None or field == "order":
                 fields = ", ".join(sorted(self.FIELDS - {"order"}))
-                raise ConfigurationError(
-                    f"there is no field {name!r} of a row: the field must be one of {fields}"
-                )
+                raise ConfigurationError(f"{option} {name}: the field must be one of {fields}")
             if field in pairs:
                 raise ConfigurationError(f"{option} {name}: is given twice")
             pairs[field] = value

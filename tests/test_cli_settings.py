@@ -115,7 +115,8 @@ def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('[batch.rent]\nPAYCLIENT_TOKEN = "geheim-17"', "a token must not"),
         ('[reconcile]\ntoken = "geheim-17"', "a token must not stand here"),
         ('leger = "sqlite:a.db"', "leger: a setting must be one of"), ("batch = 5", "must have a section [batch.NAME]"),
-        ("batch.rent = 5", "must have a section [batch.NAME]"),
+        ("batch.rent = 5", "must have a section [batch.NAME]"), ("reconcile = 5", "must have a section [reconcile]"),
+        ("map = [5]", "--map: must be FIELD=COLUMN"), ("map = 5", "--map: must be FIELD=COLUMN"),
         ("amounts = ", "must be TOML in UTF-8"),
         ('amounts = "euros"', "euros"), ("yes = true", "yes: a setting must be"),
         ("max_pending = 0", "[max_pending] provided by"), (None, "cannot be read: No such file"),
@@ -127,7 +128,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, content: str | None, sa
     if content is not None:
         settings.write_text(content)
     file = write_csv(tmp_path / "charges.csv", rows_of("bad", 1))
-    assert main(["charge", str(file), "--config", str(settings), "--dry-run"]) == 2
+    more = ["--map", "reference=nota"] if said.startswith("--map") else []
+    assert main(["charge", str(file), "--config", str(settings), "--dry-run", *more]) == 2
     err = capfd.readouterr().err
     assert said in err
     assert "geheim" not in err

@@ -81,18 +81,13 @@ class Configuration:
 
     def _read(self, path: Path, command: str, options: Collection[str]) -> dict[str, Any]:
         """Return what a file sets for a command, as values of options; relative paths start at its folder."""
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:  # not UTF-8, or not TOML
-            raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
+        table = _parse(path)
         batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
+        if not isinstance(reconcile, dict):
+            raise _lacks_section(path, "reconcile")
         are_tables = isinstance(batches, dict) and all(isinstance(each, dict) for each in batches.values())
         if not are_tables or self.batch not in (None, *batches):
-            raise ConfigurationError(
-                f"{path}: must have a section [batch.{self.batch or 'NAME'}]; nothing was sent"
-            )
+            raise _lacks_section(path, f"batch.{self.batch or 'NAME'}")
         above = _checked(path, table, SETTINGS)
         sections = {name: _checked(path, each, SETTINGS) for name, each in batches.items()}
         section = _checked(path, reconcile, None)
@@ -102,6 +97,19 @@ class Configuration:
         if command == "reconcile":
             values |= _checked(path, section, {*options} - {"yes"})
         return {name: _option(path.absolute().parent, name, value) for name, value in values.items()}
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
+
+
+def _lacks_section(path: Path, name: str) -> ConfigurationError:
+    return ConfigurationError(f"{path}: must have a section [{name}]; nothing was sent")
 
 
 def _given(options: Mapping[str, Argument]) -> dict[str, tuple[Any, str]]:
@@ -161,4 +169,8 @@ def _option(folder: Path, name: str, value: Any) -> Any:
     if name == "ledger" and str(value).startswith("sqlite:"):
         # From another working directory it would be another ledger, which knows no earlier charge.
         return f"sqlite:{os.path.join(folder, str(value)[7:])}"
-    return [f"{field}={each}" for field, each in value.items()] if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return [f"{field}={each}" for field, each in value.items()]
+    if name in _PAIRS or isinstance(value, list):
+        return [*map(str, value if isinstance(value, list) else [value])]
+    return value

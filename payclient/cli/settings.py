@@ -144,8 +144,9 @@ class ChargeOptions(ServiceOptions):
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
-        except LedgerMissingError:  # which is raised only where none may be made
+        except LedgerMissingError:
             self.check_missing()
+            raise
 
     def check_missing(self) -> None:
         """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""

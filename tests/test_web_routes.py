@@ -312,3 +312,12 @@ async def test_a_receiver_hides_no_route_below_its_own(framework: Any) -> None:
         state = await asking("GET", "/orders/order-17/status")
         assert json.loads(state.body)["state"] == "pending"
         assert (await asking("GET", "/orders/key")).body == b"OK"
+
+
+@pytest.mark.parametrize("framework", [AIOHTTP, STARLETTE])
+async def test_a_prefix_may_vary(framework: Any) -> None:
+    """The last part that varies is the id, whatever the names of those before it."""
+    async with tracking(FakeService()) as tracker:
+        await tracker.sale(sale())
+        async with asking_of(framework, tracker, framework.order_routes("/{key}/orders")) as asking:
+            assert (await asking("GET", "/7/orders/order-17/status")).status == 200

@@ -41,7 +41,7 @@ def page_response(page: Page) -> web.Response:
 def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
         found = request.match_info
-        response = page_response(await answer(request, found.get("key", found.get("id", ""))))
+        response = page_response(await answer(request, next(reversed(found.values()), "")))
         if "Content-Encoding" in request.headers and not request.content.is_eof():
             # On a kept connection aiohttp would inflate the rest of the body in one go, to reach the next request.
             await response.prepare(request)

@@ -47,7 +47,8 @@ class Routes(Generic[_Request, _Response, _Route]):
 
     tracker_of: Callable[[_Request], Tracker]
     page_response: Callable[[Page], _Response]
-    #: Makes a route for any method. `{key}` or `{id}` in the path is passed to the function; only an id holds slashes.
+    #: Makes a route for any method. The last part of the path that varies is passed to the function: `{key}`, or
+    #: `{id}`, which may hold slashes.
     make: Callable[[str, Callable[[_Request, str], Awaitable[Page]]], _Route]
     #: Returns the query, the content type and the body of a request.
     read: Callable[[_Request], tuple[str, str, AsyncIterable[bytes]]]

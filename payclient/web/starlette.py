@@ -46,7 +46,7 @@ def page_response(page: Page) -> Response:
 def _route(path: str, answer: Callable[[Request, str], Awaitable[Page]]) -> Route:
     async def handle(request: Request) -> Response:
         found = request.path_params
-        return page_response(await answer(request, found.get("key", found.get("id", ""))))
+        return page_response(await answer(request, next(reversed(found.values()), "")))
 
     route = Route(path.replace("{id}", "{id:path}"), handle)
     route.methods = None  # every method

@@ -79,7 +79,7 @@ def page_response(page: Page) -> HttpResponse:
 
 def _route(where: str, answer: Callable[[HttpRequest, str], Awaitable[Page]]) -> URLPattern:
     async def handle(request: HttpRequest, **found: str) -> HttpResponse:
-        return page_response(await answer(request, found.get("key", found.get("id", ""))))
+        return page_response(await answer(request, next(reversed(found.values()), "")))
 
     handle.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
     return path(where.lstrip("/").replace("{id}", "<path:id>").replace("{key}", "<str:key>"), handle)

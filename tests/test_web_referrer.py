@@ -45,8 +45,9 @@ def test_nothing_said_is_the_browsers_default() -> None:
 
 
 def test_a_meta_comes_after_the_header() -> None:
-    """It spoils a good header and mends a bad one."""
+    """It spoils a good header and mends a bad one; words from before the standard count."""
     assert "<meta name=referrer>" in faults('<META NAME="Referrer" content="no-referrer">', "origin")[0]
+    assert "<meta name=referrer>" in faults('<meta name="referrer" content="never">')[0]
     assert faults('<meta name="referrer" content="origin">', "same-origin") == []
     assert faults('<meta name="referrer" content="nonsense">', "origin") == []
 

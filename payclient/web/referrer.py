@@ -18,6 +18,14 @@ _POLICIES = _HIDING | {
     "strict-origin-when-cross-origin", "unsafe-url",
 }  # fmt: skip
 
+#: Words of `<meta name=referrer>` from before the standard, which browsers still read.
+_OLD_WORDS = {
+    "never": "no-referrer",
+    "default": "strict-origin-when-cross-origin",
+    "always": "unsafe-url",
+    "origin-when-crossorigin": "origin-when-cross-origin",
+}
+
 #: The policy of browsers where a page names none.
 BROWSER_DEFAULT = "strict-origin-when-cross-origin"
 
@@ -103,7 +111,9 @@ class _Seen(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {name: (value or "").strip() for name, value in attributes}
         if tag == "meta" and given.get("name", "").lower() == "referrer":
-            if (word := given.get("content", "").lower()) in _POLICIES:
+            word = given.get("content", "").lower()
+            word = _OLD_WORDS.get(word, word)
+            if word in _POLICIES:
                 self.metas.append(word)
         elif tag in ("a", "area", "form"):
             target = given.get("action" if tag == "form" else "href", "")

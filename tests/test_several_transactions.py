@@ -168,6 +168,21 @@ async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeServ
         assert pending.outcome.paid is False
 
 
+async def test_a_clock_that_is_set_forward_hastens_no_look_that_lags(service: FakeService) -> None:
+    """By the next process's clock the sale is old: the index may lag all the same, and the twin of the sale is paid."""
+    async with selling(service, posted(1, FakeService.take)):
+        pass
+    service.clock.jump_wall(700)
+    service.instead = unlisted
+    async with tracking(service, service.ledger) as tracker:
+        service.decide("Cancelado", 1001)
+        await service.clock.advance(60)
+        assert (await pending_of(tracker)).outcome.paid is None
+        service.decide("Aceptado", 1000)
+        service.instead = lambda path: None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is True
+
+
 @pytest.mark.parametrize(
     ("other", "paid"),
     [({"transactionId": 999}, False), ({"transactionId": 1001, "state": "Aceptado", "amount": 5}, None)],
@@ -215,6 +230,19 @@ async def test_two_accepted_is_accepted_with_an_alarm(
     assert "accepted more than once: also 1001" in alarm
     (found,) = [each for each in await service.ledger.history("order-17") if each.event == "Conflicted"]
     assert "1001" in (found.detail or "")
+
+
+async def test_a_payment_that_was_given_back_hides_no_other_one(service: FakeService) -> None:
+    """Both of two POSTs were approved, and the portal gave back the one we know: the sale is paid by the other."""
+    async with selling(service, posted(1, FakeService.take)) as (tracker, pending):
+        service.decide("Aceptado", 1001)
+        assert (await outcome_of(service, pending)).transaction_id == 1001
+        service.decide("Aceptado", 1000)
+        service.decide("Cancelado", 1001)
+        await service.clock.advance(5)
+        outcome = await (await pending_of(tracker)).check()
+    assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.ACCEPTED, True, 1000)
+    assert "FoundCancelled" not in await events_of(service.ledger)
 
 
 # --- Refusals that say that something exists
@@ -606,6 +634,19 @@ async def test_a_refused_sale_sent_again_without_its_purchase_is_paid_by_another
         service.status_scripts = []
         await error_of(payclient.AlreadyPaidError, tracker.sale(sale()))
     assert service.posted == {"another": 1}
+
+
+async def test_a_paid_refusal_is_not_sent_again_for_another_purchase(service: FakeService) -> None:
+    """The id was refused as existing for one purchase: sent for another one it is queried first all the same."""
+    lagging(service, 10)
+    service.scripts = [posted(1, BUSY)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        service.decide("Aceptado")
+        await service.clock.advance(20)
+        await error_of(payclient.DifferentRequestError, tracker.sale(sale(), purchase="another"))
+        assert (await tracker.purchase("cart")).paid is True
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(service: FakeService) -> None:

@@ -95,6 +95,13 @@ async def test_a_payment_is_given_back(service: Service) -> None:
         await tracker.sale(sale("second"), purchase="cart")
 
 
+async def test_a_status_that_lags_does_not_unsay_a_reversal(service: Service) -> None:
+    """The service answered that the payment is given back, and its status says so a little later."""
+    service.reverse_scripts = [(answer(200, True), False)]
+    async with tracking(service, profile=PROFILE) as tracker:
+        assert (await tracker.reverse(await paid(service, tracker))).state is State.REVERSED
+
+
 async def test_only_one_request_leaves(service: Service) -> None:
     """Several calls, here and in another process: one is permitted, and the others say what is known."""
     ledger = SharedLedger()
@@ -408,11 +415,35 @@ async def test_a_wall_clock_that_jumps_calls_nothing_paid_that_is_being_given_ba
         reversing = asyncio.ensure_future(tracker.reverse(pending))
         await gate.there.wait()
         service.clock.jump_wall(100)
-        await service.clock.advance(2)
-        assert (await (await pending_of(tracker)).check()).paid is None
+        for seconds in (2, 40):  # within the time-out, and while a copy may come late
+            await service.clock.advance(seconds)
+            assert (await (await pending_of(tracker)).check()).paid is None
         gate.go.set()
         outcome = await reversing
         assert (outcome.state, outcome.paid) == (State.REVERSED, False)
+
+
+async def test_a_second_reversal_counts_its_own_time(service: Service) -> None:
+    """The payment was looked at since the first one was refused: "accepted" says nothing while the second is sent."""
+    gate = Gate()
+    slow = gate.before(service, "/api/Reverse")
+    service.reverse_scripts = [(refusal(20), False)]
+    async with tracking(service, profile=PROFILE, transport=slow) as tracker:
+        pending = await paid(service, tracker)
+        gate.go.set()
+        first = asyncio.ensure_future(tracker.reverse(pending))
+        await service.clock.advance(2)
+        await error_of(payclient.NotReversibleError, first)
+        await service.clock.advance(48)
+        gate.go.clear()
+        gate.there.clear()
+        second = asyncio.ensure_future(tracker.reverse(pending))
+        await gate.there.wait()
+        service.clock.jump_wall(100)
+        await service.clock.advance(20)
+        assert (await (await pending_of(tracker)).check()).paid is None
+        gate.go.set()
+        assert (await second).state is State.REVERSED
 
 
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ from fake_service import (
 from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
-from payclient.profile import UndoProfile
+from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_ledger import url_of
 
@@ -442,6 +442,45 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(ser
         assert (await outcome_of(service, await pending_of(tracker))).paid is None
 
 
+#: A query of the shop's account.
+BY_OUR_ID = ("token-1", "/api/Sale/client/order-17")
+
+
+async def test_a_candidate_that_another_account_does_not_find_proves_no_absence(service: Accounts) -> None:
+    """Between the two proofs the token is another account's, for the one query of the named id that is answered."""
+    token, seen_by = "token-1", service.seen_by
+
+    async def current() -> str:
+        return token
+
+    def ailing(account: str, path: str) -> HttpResponse:
+        if "client" in path:
+            return refusal(20, status=404)  # the index lags
+        return answer(500, {"message": "no"}) if account == "shop" else seen_by(account, path)
+
+    async def use(renewed: str, until: Callable[[], bool]) -> None:
+        nonlocal token
+        token, service.accounts = renewed, {renewed: "shop" if renewed == "token-1" else "other"}
+        for _ in range(1000):
+            if until():
+                return
+            await service.clock.advance(1)
+        pytest.fail("it never came to that")
+
+    service.seen_by = ailing  # type: ignore[method-assign]  # a service that is half down
+    service.scripts = [lost_answer]
+    async with under(service, current) as tracker:
+        await tracker.sale(push())
+        await tracker.notify(hint(1000))
+        await service.clock.advance(599)
+        before = len(service.asked)
+        await use("token-1", lambda: BY_OUR_ID in service.asked[before:])  # the first proof
+        await use("token-2", lambda: ("token-2", "/api/Sale/1000") in service.asked)
+        before = len(service.asked)
+        await use("token-1", lambda: BY_OUR_ID in service.asked[before:])  # what would be the second
+        assert (await record_in(service.book)).state is State.UNKNOWN
+
+
 async def test_a_form_is_not_given_up_under_another_token(service: Accounts) -> None:
     """Its customer came back cancelled, and another account knows of no payment: that is nobody's word."""
     async with under(service, "token-1", FORMS) as tracker:
@@ -508,15 +547,24 @@ UNDO = attrs.evolve(
 )
 
 
+#: The same, where no query goes by our own id.
+UNDO_UNLISTED = attrs.evolve(
+    UNDO, status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+)
+
+
+@pytest.mark.parametrize("profile", [UNDO, UNDO_UNLISTED], ids=["both ids", "its id"])
 @pytest.mark.parametrize("is_paid", [False, True], ids=["withdrawn", "given back"])
-async def test_what_another_account_undoes_is_another_sale(service: Accounts, is_paid: bool) -> None:
+async def test_what_another_account_undoes_is_another_sale(
+    service: Accounts, is_paid: bool, profile: payclient.ServiceProfile
+) -> None:
     """It had a sale of the same id: ours stands, and is not called unpaid."""
     await sold(service)
     if is_paid:
         service.decide("Aceptado")
         assert (await ended(service, "token-1")).paid
         service.scripts = [answers(200, True)]
-    async with under(service, "token-2", UNDO) as tracker:
+    async with under(service, "token-2", profile) as tracker:
         pending = await pending_of(tracker)
         undo = asyncio.create_task((tracker.reverse if is_paid else tracker.cancel)(pending))
         await service.clock.advance(60)

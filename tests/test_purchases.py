@@ -187,6 +187,18 @@ async def test_an_expired_push_is_open_until_a_query_says_more(service: FakeServ
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_query_that_was_answered_before_is_no_last_one(service: FakeService) -> None:
+    """The service said "pending" of the push till it expired, and nothing more since: it may have been paid."""
+    async with selling(service, purchase="cart") as (tracker, pending):
+        await service.clock.advance(305)
+        assert service.queries
+        service.decide("Aceptado")
+        service.instead = lambda path: answer(500, {"message": "no"})
+        assert (await outcome_of(service, pending)).paid is None
+        await held_by(tracker, "cart")
+    assert service.posted == {"order-17": 1}
+
+
 async def test_a_word_of_a_users_own_source_that_is_none_of_the_three_says_nothing(
     service: FakeService,
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import payclient
 from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, pushed, tracking, waited
-from fake_ledgers import FailingLedger
+from fake_ledgers import FailingLedger, HookedLedger, disk_full
 from fake_service import error_of, events_of, pending_of
 from payclient.events import Event
 from payclient.lifecycle import Record, advance
@@ -165,6 +165,15 @@ async def test_without_a_status_source_an_outage_hangs_nobody(number: int) -> No
         await asyncio.sleep(200.0)
         assert (await pending_of(tracker, "order-0")).state is State.EXPIRED
         assert await state_in(ledger, "order-0") is State.EXPIRED
+
+
+@in_virtual_time
+async def test_an_expiry_that_is_never_written_hangs_nobody() -> None:
+    """The service says that it is pending, for ever: the wait ends all the same, and says no more than the ledger."""
+    ledger = HookedLedger(before={"Expired": disk_full})
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        (outcome,) = await waited(await pushed(tracker, 1))
+        assert (outcome.state, outcome.paid) == (State.PENDING, None)
 
 
 @in_virtual_time

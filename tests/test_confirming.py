@@ -561,6 +561,20 @@ async def test_what_is_named_while_a_withdrawal_is_on_its_way_is_queried_first(s
         assert (await outcome_of(service, pending, 60)).paid is True
 
 
+async def test_what_was_named_before_a_withdrawal_is_queried_first(service: FakeService) -> None:
+    """No query by our own id settles what was named: the customer approved it, and the service says `true`."""
+    cancel = UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="clientId")
+    async with selling(service, lost_answer, profile=attrs.evolve(BLIND, cancel=cancel)) as (
+        tracker,
+        pending,
+    ):
+        service.status_scripts = [reset]
+        await tracker.notify(hint(1000))
+        service.sales[1000]["transactionStatus"] = "Approved"
+        assert (await passing(service, tracker.cancel(pending))).paid is not False
+        assert (await outcome_of(service, pending, 60)).paid is True
+
+
 async def test_a_withdrawal_goes_on_when_its_caller_is_cancelled(service: FakeService) -> None:
     """As a web framework does it: where no status can be queried, nothing but the answer tells of it."""
     gate = Gate()

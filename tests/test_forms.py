@@ -238,6 +238,17 @@ async def test_a_form_of_unknown_outcome_is_queried_before_another_ask(
     assert (len(service.prepared), service.posted) == (1, {})
 
 
+async def test_a_form_whose_links_were_lost_holds_no_other(service: FakeService) -> None:
+    """Nobody can pay it: once a query has found nothing, the purchase gets another form, and a push."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        await error_of(payclient.OutcomeUnknownError, tracker.prepare(request("first"), purchase="cart"))
+        await tracker.prepare(request("second"), purchase="cart")
+        assert (await pending_of(tracker, "first")).state is State.UNKNOWN
+    assert "/api/Sale/client/first" in service.queries
+    assert set(service.prepared) == {"first", "second"}
+
+
 async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(service: FakeService) -> None:
     """A form has no customer at a store yet: all of them would be suspected of having landed."""
     service.scripts = [lost_request, refuses(22, 2061)]

@@ -133,6 +133,25 @@ async def test_a_notification_while_a_second_attempt_is_sent_is_for_that_one(ser
         await sending
 
 
+async def test_a_notification_of_an_old_attempt_leaves_the_new_one_followed(service: Withheld) -> None:
+    """As it is written, the refused sale is sent again: what is waited for and queried is the second attempt."""
+    waits: list[asyncio.Future[payclient.Outcome]] = []
+
+    async def send_again() -> None:
+        pending = await tracker.sale(sale())
+        waits.append(asyncio.ensure_future(pending.wait()))
+        await asyncio.sleep(0)
+
+    service.scripts = [refuses(22)]
+    async with tracking(service, HookedLedger(after={"Notified": send_again})) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        assert await tracker.notify(hint(2000)) is Receipt.LATE
+        await service.clock.advance(5)
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+        assert [(await wait).paid for wait in waits] == [True]
+
+
 async def test_a_notification_before_the_answer_is_queried_with_it(service: Withheld) -> None:
     """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
     service.scripts = [held := Held()]

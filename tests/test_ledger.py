@@ -155,6 +155,7 @@ async def test_second_attempt(ledger: Ledger) -> None:
         assert await ledger.permit(fresh(state, attempt=2)) is (state is State.REFUSED), state
         newest = await record_in(ledger, state)
         assert newest.attempt == (2 if state is State.REFUSED else 1)
+    assert await ledger.permit(fresh(State.REFUSED, attempt=3)) is False  # the second is being sent
 
 
 async def test_what_the_caller_has_wrong(ledger: Ledger) -> None:

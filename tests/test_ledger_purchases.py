@@ -18,6 +18,7 @@ from fake_service import error_of, record_in
 from payclient.errors import LedgerUnavailableError
 from payclient.events import (
     Abandoned,
+    DecidedCancelled,
     Event,
     Exhausted,
     Expired,
@@ -114,6 +115,14 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "recovered": ((Recovered(at=NOW, expires_at=NOW + 1230),), False, True),
     "without links": ((Lost(at=NOW, expires_at=NOW + 1230),), True, True),
     "notified": ((Lost(at=NOW, expires_at=NOW + 1230), Notified(at=NOW + 50, transaction_id=7)), False, True),
+    "cancelled by a person": (
+        (
+            *(Lost(at=NOW, expires_at=NOW + 1230), Notified(at=NOW + 50, transaction_id=7)),
+            DecidedCancelled(at=NOW + 60, actor="Ana", reason="seen in the portal"),
+        ),
+        True,
+        True,
+    ),
     "closed by its customer": ((PREPARED, Abandoned(at=NOW + 50)), False, True),
     "cancelled": ((PREPARED, FoundCancelled(at=NOW + 50)), True, True),
     "refused": (PATHS[State.REFUSED], True, True),
@@ -180,6 +189,15 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
     assert await ledger.apply(reversing, ReversalNotSent(at=NOW + 92)) == await ledger.get("first")
     assert [each.event for each in await ledger.history("first")].count("Overpaid") == 1
     await error_of(PurchaseHeldError, ledger.permit(sale("third", beside_open_form=True)))
+
+
+async def test_two_payments_at_once_are_seen(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """Both are found in one batch, and neither was paid before it."""
+    records = [await permitted(ledger, sale(name), *PATHS[State.REFUSED]) for name in ("first", "second")]
+    found = [FoundAccepted(at=NOW + 90, transaction_id=number) for number in (8, 9)]
+    await asyncio.gather(*map(ledger.apply, records, found))
+    assert "Overpaid" in [each.event for each in await ledger.changes()]
+    assert any("give one back" in each for each in caplog.messages)
 
 
 @pytest.mark.parametrize("statement", ["write", "asks"])

@@ -308,6 +308,10 @@ async def test_what_fails_beside_a_batch(path: Path) -> None:
         assert isinstance(permit, LedgerUnavailableError)
         assert found is None if len(steps) == 1 else isinstance(found, LedgerUnavailableError)
     assert await ledger.permit(fresh("a")) is True  # at once, and nothing of the others was committed
+    connection.failing = frozenset({connection.number + 6})
+    permit, found = await asyncio.gather(ledger.permit(fresh("b")), ledger.get("b"), return_exceptions=True)
+    assert permit is True  # it was committed before the read failed
+    assert isinstance(found, LedgerUnavailableError)
     assert await ledger.get("a") == fresh("a")
     await ledger.aclose()
 

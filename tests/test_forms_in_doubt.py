@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from unittest.mock import AsyncMock
 
 import attrs
@@ -296,6 +297,28 @@ async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, 
         await passing(service, first.returned(queries[0]))
         await passing(service, (second if is_another else first).returned(queries[1]))
         await assert_paid(service, first)
+    assert service.confirmed == {5001}
+
+
+async def test_a_payment_that_was_not_found_and_then_lost_is_in_doubt_again(service: FakeService) -> None:
+    """Of two: "no such transaction" was answered of the first, then it was confirmed, and that answer is lost."""
+    confirm, calls = service.confirm, count(1)
+
+    def late(body: dict[str, object]) -> HttpResponse:
+        number = next(calls) if body["id"] == 5001 else 0
+        if number == 1:
+            return refusal(20, status=404)
+        said = confirm(body)
+        return reset() if number in (2, 3) else said
+
+    service.confirm = late  # type: ignore[method-assign]  # carried out the second time, and answered the fourth
+    service.instead = unlisted
+    async with prepared(service, PROFILE) as tracker:
+        queries = [service.pay("form-1", number) for number in (5001, 5002)]
+        await passing(service, tracker.returned(queries[0]))
+        await service.clock.advance(1.5)
+        await passing(service, tracker.returned(queries[1]))
+        await assert_paid(service, tracker)
     assert service.confirmed == {5001}
 
 

@@ -625,15 +625,18 @@ async def test_a_refusal_of_the_moment_is_tried_by_the_next_run(service: FakeSer
     assert service.posted == {"row-0": 1}
 
 
+@pytest.mark.parametrize("retry", [(), ("refused",)])
 @pytest.mark.parametrize("script", [FakeService.take, lost_answer], ids=["pending", "unknown"])
-async def test_what_may_exist_is_never_called_never_sent(service: FakeService, script: Script) -> None:
+async def test_what_may_exist_is_never_called_never_sent(
+    service: FakeService, script: Script, retry: tuple[str, ...]
+) -> None:
     """A batch that is stopped at its start reports rows that an earlier run sent as they stand."""
     ledger = MemoryLedger()
     service.scripts = [script] * 3
     first = await charged(service, rows(3), ledger, wait=0, each_second=silent)
     async with (
         tracking(service, ledger) as tracker,
-        payclient.charge_all(tracker, rows(4), wait=0) as charges,
+        payclient.charge_all(tracker, rows(4), wait=0, retry=retry) as charges,
     ):
         charges.stop("at once")
         results = {result.request_key: result async for result in charges}
@@ -939,6 +942,23 @@ async def test_a_closed_ledger_ends_the_batches_that_share_it(service: FakeServi
         found = await reading
     assert {each.request_key: each.paid for each in found} == {"row-0": None, "row-1": None}
     assert service.posted == {"row-0": 1}
+
+
+async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service: FakeService) -> None:
+    """A send in 100 s: what the other one charged since the rows were read is looked up, and the next row is sent."""
+    async with (
+        tracking(service, one := SharedLedger()) as other,
+        tracking(service, SharedLedger(one)) as tracker,
+        payclient.charge_all(tracker, rows(5), rate=0.01, wait=0) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(1)
+        for request in rows(5)[1:4]:
+            await other.sale(request)
+        await service.clock.advance(110)
+        assert reading.done()
+        assert len(await reading) == 5
+    assert service.posted == {request.client_transaction_id: 1 for request in rows(5)}
 
 
 async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(

@@ -755,11 +755,15 @@ NO_CONNECTION = [no_connection] * 3  # a charge tries it three times
     [
         (NO_CONNECTION * 5, 0, 20, payclient.NotSentError),
         ([*NO_CONNECTION * 4, FakeService.take, *NO_CONNECTION * 4], 12, 8, payclient.NotSentError),
+        ([*NO_CONNECTION * 4, refuses(100), *NO_CONNECTION * 4], 11, 9, payclient.PayError),
         (([lost_answer] * 4 + [FakeService.take]) * 2 + [lost_answer] * 5, 15, 5, payclient.NotSentError),
         ([*[lost_answer] * 4, refuses(100), *[lost_answer] * 4], 19, 1, payclient.RefusedError),
     ],
-    ids=["five without a connection", "one taken between", "five unknown at the end", "one refused between"],
-)
+    ids=[
+        "five without a connection", "one taken between", "one answered between", "five unknown at the end",
+        "one refused between",
+    ],
+)  # fmt: skip
 async def test_five_in_a_row_stop_the_sending(
     service: FakeService, scripts: list[Script], posted: int, failed: int, kind: type[Exception]
 ) -> None:

@@ -36,6 +36,7 @@ from fake_service import (
     sale,
     selling,
     tracking,
+    unlisted,
 )
 from payclient.events import DecidedRefused, Evidence, FoundAccepted, Prepared, Returned
 from payclient.ledger import Ledger
@@ -259,6 +260,20 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Fake
             await passing(service, tracker.returned(back(number)))
             await service.clock.advance(20)
         assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
+
+
+async def test_a_payment_that_is_named_amid_a_flood_is_confirmed(service: FakeService) -> None:
+    """More ids came than are kept, and one a moment ago: the genuine one is not on record, yet confirmed."""
+    service.instead = unlisted
+    async with prepared(service) as tracker:
+        for number in range(17):
+            await tracker.notify(hint(2000 + number, "form-1"))
+            await service.clock.advance(1)
+        await service.clock.advance(200)
+        service.pay("form-1")
+        await tracker.notify(hint(3000, "form-1"))
+        assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.CONFLICT
+        assert (await the_end(service, tracker, 100)).paid is True
 
 
 async def test_a_flood_of_what_was_declined_costs_a_query_a_second(service: FakeService) -> None:

@@ -262,6 +262,17 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Fake
         assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
 
 
+async def test_a_forged_id_keeps_no_declined_form_open(service: FakeService) -> None:
+    """The service knew of no such transaction, often enough: the customer's declined card ends the form."""
+    async with prepared(service) as tracker:
+        await passing(service, tracker.returned(back(2000)))
+        await service.clock.advance(60)
+        assert service.confirms == {2000: MOST_REFUSALS}
+        declined = service.pay("form-1", transactionStatus="Canceled")
+        outcome = await passing(service, tracker.returned(declined))
+        assert (outcome.paid, outcome.state) == (False, State.CANCELLED)
+
+
 async def test_a_payment_that_is_named_amid_a_flood_is_confirmed(service: FakeService) -> None:
     """More ids came than are kept, and one a moment ago: the genuine one is not on record, yet confirmed."""
     service.instead = unlisted

@@ -948,6 +948,32 @@ async def test_a_closed_ledger_ends_the_batches_that_share_it(service: FakeServi
     assert service.posted == {"row-0": 1}
 
 
+async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again(service: FakeService) -> None:
+    """It got the permit as the row connected; its customer was busy, which is no answer to the row."""
+    woken = asyncio.Event()
+
+    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await woken.wait()
+        return await service.take(request, before_send)
+
+    service.scripts = [late, refuses(22, 2061)]
+    async with (
+        tracking(service, one := SharedLedger()) as other,
+        tracking(service, SharedLedger(one)) as tracker,
+        payclient.charge_all(tracker, rows(1)) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await turns(20)
+        await error_of(payclient.CustomerBusyError, other.sale(rows(1)[0]))
+        woken.set()
+        for _ in range(60):
+            await service.clock.advance(1)
+            accept_all(service)
+        assert reading.done()
+        assert [each.paid for each in await reading] == [True]
+    assert service.posted == {"row-0": 1}
+
+
 async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service: FakeService) -> None:
     """A send in 100 s: what the other one charged since the rows were read is looked up, and the next row is sent."""
     async with (

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from payclient.errors import ConfigurationError
 
 #: Opens a new file for its owner only.
-private = partial(os.open, mode=0o600)
+private: partial[int] = partial(os.open, mode=0o600)
 
 
 @contextmanager

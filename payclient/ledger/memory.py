@@ -27,7 +27,7 @@ class MemoryLedger(Ledger):
     created = True
 
     def __init__(self) -> None:
-        self.digest_key = secrets.token_bytes(32)
+        self.digest_key: bytes = secrets.token_bytes(32)
         self._environment: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}

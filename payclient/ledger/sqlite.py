@@ -138,7 +138,7 @@ class SqliteWriter(Writer):
         # the thread.
         self._inbox: queue.SimpleQueue[list[Operation]] = queue.SimpleQueue()
         #: Answered by the digest key and whether the file was made, once it is open.
-        self.opening = Operation()
+        self.opening: Operation = Operation()
         self.opening.future = loop.create_future()
         # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
         # the ledger abandons its writer at exit.

@@ -20,7 +20,8 @@ from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
 from .notifications import Notifications
 from .routes import Route, json_reply
-from .scenarios import SCENARIOS, scenario
+from .scenarios import SCENARIOS, Answers, scenario
+from .settings import Settings
 from .transactions import METHODS, Form, LogEntry, Sale, Transaction
 
 _SHOWN: Final = 12
@@ -168,13 +169,13 @@ class Simulator(Books):
 
     def change_settings(self, changes: Mapping[str, object]) -> None:
         """Change settings, as JSON has them, for all requests to come; ValueError for what cannot be."""
-        self.settings = self.settings.changed(changes)
+        self.settings: Settings = self.settings.changed(changes)
         self._routes = self._all_routes()
         self.log_entry("service", f"settings: {', '.join(changes)}")
 
     def use_accounts(self, accounts: Mapping[str, str]) -> None:
         """Take these tokens from now on, each with the name of its account, and no other."""
-        self.accounts = dict(accounts)
+        self.accounts: Mapping[str, str] | None = dict(accounts)
 
     # Faults
 
@@ -202,7 +203,7 @@ class Simulator(Books):
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
-        self.answers = chosen.answers
+        self.answers: Answers | None = chosen.answers
         self.faults.script.clear()
         self.faults.chances = chosen.faults
         self.log_entry("service", f"scenario {name}")

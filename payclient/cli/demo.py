@@ -3,12 +3,9 @@
 import csv
 import random
 import tempfile
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
 
 import attrs
-from cyclopts import Parameter
 
 from payclient.amounts import split_tax
 from payclient.cli import terminal
@@ -19,13 +16,14 @@ from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, profile_of
 from payclient.cli.simulate import settings_of
 from payclient.cli.texts import counted, label, text
-from payclient.errors import ConfigurationError
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
 from payclient.rows import read_file
 from payclient.simulator import Answers, Simulator
 
 ROWS, CHARGES = 200, "charges.csv"
+#: The status queries and the windows of its service.
+PROFILE = Path(__file__).with_name("demo.toml")
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
@@ -36,17 +34,11 @@ _PAIRS = (
 TOKEN = "demo"  # noqa: S105 - no secret
 
 
-async def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = None) -> int:
-    """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings.
-
-    :param directory: Where to write the files; else a new temporary directory.
-    """
-    place = Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory
-    try:
-        refused = _write(place)
-    except OSError as error:
-        raise ConfigurationError(f"--dir: cannot be written: {error.strerror}") from None
-    profile = profile_of(str(place / "profile.toml"))
+async def demo() -> int:
+    """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings."""
+    place = Path(tempfile.mkdtemp(prefix="payclient-demo-"))
+    refused = _write(place)
+    profile = profile_of(str(PROFILE))
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )
@@ -58,7 +50,7 @@ async def demo(*, directory: Annotated[Path | None, Parameter(name="--dir")] = N
         terminal.say(text("demo.begin", count=ROWS, file=charges))
         options = ChargeOptions(
             base_url=simulator.url,
-            profile=str(place / "profile.toml"),
+            profile=str(PROFILE),
             token_file=place / "token.txt",
             ledger=f"sqlite:{place / 'demo.db'}",
         )
@@ -95,13 +87,7 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
 
 
 def _write(place: Path) -> frozenset[str]:
-    """Write the charges and the profile, and return the phones that the service will refuse."""
-    place.mkdir(parents=True, exist_ok=True)
-    for name in (CHARGES, "profile.toml", "token.txt", "demo.db", "report.csv", "report.html"):
-        if (place / name).exists():
-            raise ConfigurationError(f"--dir: {place / name} is there already")
-    # Its status queries and its windows.
-    (place / "profile.toml").write_bytes(files("payclient.cli").joinpath("demo.toml").read_bytes())
+    """Write the charges and the token, and return the phones that the service will refuse."""
     (place / "token.txt").write_text(TOKEN, encoding="utf-8")
     chance = random.Random(7)  # noqa: S311 - the same charges in every demo
     phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Group, Parameter
@@ -27,13 +27,7 @@ from payclient.rows.format import Format, delimiter_of
 MAX_ERRORS = 50
 
 
-@Parameter(name="*", group=Group("How the file is written", sort_key=1))
-@attrs.frozen(kw_only=True)
-class FileOptions(Format):
-    """How the file is written, and what becomes of its bad rows."""
-
-    skip_bad: Path | None = None
-    """Go on without the bad rows, and write them to this file, to be corrected and charged later."""
+FileOptions = Annotated[Format, Parameter(name="*", group=Group("How the file is written", sort_key=1))]
 
 
 @Parameter(name="*", group=Group("What is asked and shown", sort_key=3))
@@ -45,6 +39,8 @@ class ShownOptions:
     """Check the file, show what it would charge, and stop."""
     yes: bool = False
     """Do not ask."""
+    skip_bad: Path | None = None
+    """Go on without the bad rows, and write them to this file, to be corrected and charged later."""
     report: Path | None = None
     """Write the outcome of each row to a .csv, .xlsx or .jsonl file."""
     report_delimiter: str | None = attrs.field(default=None, converter=delimiter_of)
@@ -70,7 +66,7 @@ def charge(
     /,
     *,
     options: ChargeOptions = ChargeOptions(),
-    written: FileOptions = FileOptions(),
+    written: FileOptions = Format(),
     limits: Limits = Limits(),
     shown: ShownOptions = ShownOptions(),
 ) -> int:
@@ -86,19 +82,19 @@ def charge(
     look = shown.look()
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
-    written_to = {"--report": shown.report, "--skip-bad": written.skip_bad, "--html": shown.html}
+    written_to = {"--report": shown.report, "--skip-bad": shown.skip_bad, "--html": shown.html}
     check_apart({"FILE": file, **written_to, **_read_from(options)})
     rows = read_file(file, written, profile=profile)
-    can_send = can_go_on(rows, written.skip_bad)
+    can_send = can_go_on(rows, shown.skip_bad)
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or written.decimal_mark
     carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
-    left_out = _left_out(rows, written.skip_bad, carried.dialect)
+    left_out = _left_out(rows, shown.skip_bad, carried.dialect)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
-    charges, skip_bad = charge_rows(rows), written.skip_bad
+    charges, skip_bad = charge_rows(rows), shown.skip_bad
     known = asyncio.run(read_ledger(options, limits, charges))
     plan = Plan(file=rows, known=known, options=options, limits=limits, skip_bad=skip_bad, report=report)
     _show(plan, shown, can_send)
@@ -109,7 +105,7 @@ def charge(
     options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
     if left_out is not None:
         write_file("--skip-bad", *left_out)
-        terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
+        terminal.say(text("file.left_out", count=len(rows.bad), path=shown.skip_bad))
     run = Run(charges, limits, report=report, page=page, look=look)
     code = asyncio.run(run.charge(options))
     run.end(code)

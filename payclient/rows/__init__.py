@@ -69,14 +69,6 @@ class ChargeFile:
         return [error for row in self.bad for error in row.errors]
 
     @property
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """Good rows and their cents, by currency."""
-        amounts = defaultdict[str, list[int]](list)
-        for request in self.requests:
-            amounts[request.currency].append(request.amount)
-        return {currency: (len(amounts[currency]), sum(amounts[currency])) for currency in sorted(amounts)}
-
-    @property
     def doubles(self) -> list[list[int]]:
         """The lines of good rows with the same customer and the same amount, group by group."""
         groups = defaultdict[object, list[int]](list)

@@ -16,13 +16,14 @@ from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS, TIMES
-from payclient.cli.settings import LedgerUrl, Profile, Yes, durable, final_queries, profile_of
+from payclient.cli.settings import LedgerUrl, Yes, durable, final_queries
 from payclient.cli.tables import csv_line, json_line
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open_ledger
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
+from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
 #: The columns of `ledger list`.
@@ -72,19 +73,19 @@ SENTENCES = {
 } | {"Permitted": "The permit was committed, before the first byte."}
 
 
-def is_unresolved(record: Record, now: float, window: float) -> bool:
+def is_unresolved(record: Record, now: float) -> bool:
     """Return whether a person has to decide the record: no query that is still to come is likely to decide it."""
     if record.state is State.SENDING:
         return now > record.created_at + SENDER_GONE
     if record.state in (State.EXPIRED, State.REVERSING):
-        return record.evidence is Evidence.LAST_QUERY or now > last_query(record, window)
+        return record.evidence is Evidence.LAST_QUERY or now > last_query(record)
     return record.state is State.UNKNOWN
 
 
-def last_query(record: Record, window: float) -> float:
-    """Return when a tracker makes the last scheduled query of a sale."""
-    expires_at = record.created_at + window if record.expires_at is None else record.expires_at
-    return expires_at + final_queries(window)
+def last_query(record: Record) -> float:
+    """Return when a tracker makes the last scheduled query of a sale. The sale's own expiry shows its window."""
+    window = NORMAL_WINDOW if record.expires_at is None else record.expires_at - record.created_at
+    return record.created_at + window + final_queries(window)
 
 
 def candidates(record: Record) -> str:
@@ -92,7 +93,7 @@ def candidates(record: Record) -> str:
     return ", ".join(text("why.others") if each == DROPPED else str(each) for each in record.candidate_ids)
 
 
-def why(record: Record, now: float, window: float) -> str:
+def why(record: Record, now: float) -> str:
     """Return why a sale is in its state, in words."""
     word = text(f"evidence.{record.evidence}")
     match record.state:
@@ -106,8 +107,8 @@ def why(record: Record, now: float, window: float) -> str:
             word = text("why.over")
         case State.REVERSING:
             word = text("why.reversing")
-        case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record, window):
-            word += text("why.asks", until=moment(last_query(record, window)))
+        case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record):
+            word += text("why.asks", until=moment(last_query(record)))
         case State.REFUSED if record.evidence is Evidence.ANSWER:
             word = text("why.refused", words=refusal(record))
     if record.notified_at is not None and not record.state.decided:
@@ -126,20 +127,17 @@ def moment(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(when))
 
 
-async def list_(
-    *, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None, profile: Profile = None
-) -> None:
-    """Show which sales are open, and why. The profile's sale window says when an expired one was last queried.
+async def list_(*, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None) -> None:
+    """Show which sales are open, and why.
 
     :param unresolved: Only what waits for a person: unknown, or expired after its last query.
     :param state: Only the sales in this state, decided ones too; without it, what is open.
     """
-    window, now = profile_of(profile).sale_window, time.time()
-    shown = waiting = 0
+    now, shown, waiting = time.time(), 0, 0
     async with opened(ledger) as book:
         # The records are read one by one: a ledger may be long.
         async for record in book.unfinished() if state is None or not state.decided else book.records():
-            stuck = is_unresolved(record, now, window)
+            stuck = is_unresolved(record, now)
             if state not in (None, record.state) or (unresolved and not stuck):
                 continue
             # A refused attempt is shown only if no newer one was made.
@@ -151,7 +149,7 @@ async def list_(
             shown, waiting = shown + 1, waiting + stuck
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
             paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
-            terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now, window)))
+            terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now)))
     people = text("ledger.stuck", count=waiting) if waiting else ""
     nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
     terminal.say(text("ledger.shown", count=shown, stuck=people) if shown else text(f"ledger.{nothing}"))

@@ -326,7 +326,7 @@ class PaySession:
                 cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise
             else:
-                failure = _describe(cancelled)  # a connector that was closed, for instance
+                failure = describe_failure(cancelled)  # a connector that was closed, for instance
             call.error = _classify_failure(call.proof, request, failure)
         except BaseException as raised:
             call.error = raised
@@ -376,7 +376,7 @@ class PaySession:
             failure = str(error)
             proof.passed = False
         except Exception as error:
-            failure = _describe(error)
+            failure = describe_failure(error)
         else:
             if response.status < 500:
                 self.answered_at = time.time()
@@ -497,7 +497,7 @@ def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> No
         log("error", "on_exchange_failed", identifier, "on_exchange raised %s", type(raised).__name__)
 
 
-def _describe(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Describe an exception by its class and the system's error name, which hold nothing of the request."""
     if isinstance(getattr(error, "os_error", error), socket.gaierror):
         return f"no address found for {getattr(error, 'host', 'the service')} (DNS)"

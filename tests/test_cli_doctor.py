@@ -141,8 +141,8 @@ def test_what_charges_take_from_elsewhere_is_not_missed(
         (["--base-url", "http://127.0.0.1:1"], "Bearer geheim", "without the word Bearer"),
         (["--base-url", "http://127.0.0.1:1"], "<ACCESS_TOKEN>", "placeholder"),
         (["--base-url", "http://127.0.0.1:1"], "with a blank", "blanks"),
-        (["--base-url", "http://127.0.0.1:1"], TOKEN, "not reachable: ConnectionRefusedError (ECONNREFUSED)"),
-        (["--base-url", "https://127.0.0.1:{port}"], TOKEN, "not reachable: SSLError"),  # it has no TLS
+        (["--base-url", "http://127.0.0.1:1"], TOKEN, "not reachable: ClientConnectorError (ECONNREFUSED)"),
+        (["--base-url", "https://127.0.0.1:{port}"], TOKEN, "ClientConnectorSSLError"),  # it has no TLS
         (["--ledger", "memory:"], TOKEN, "ends with this command"),
         (["--ledger", "sqlite:no/such/place.db"], TOKEN, "directory does not exist"),
         (["--ledger", "sqlite:shop.toml"], TOKEN, "not a SQLite database"),

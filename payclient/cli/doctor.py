@@ -4,9 +4,7 @@ Nobody is charged: no POST is made, and no token is sent.
 """
 
 import asyncio
-import errno
 import os
-import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
@@ -27,6 +25,7 @@ from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
+from payclient.session import describe_failure
 from payclient.transport import AiohttpTransport
 from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
@@ -136,21 +135,17 @@ async def get(url: str) -> HttpResponse:
 
 def check_reach(base_url: str) -> Iterator[Check]:
     """Check TCP, TLS and one GET without a token, over the transport of a session."""
-    host = urlsplit(base_url).hostname
     try:
         answer = asyncio.run(get(base_url))
     except Exception as error:
-        fault, cause = getattr(error, "certificate_error", None), getattr(error, "os_error", error)
-        name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
-        words = text("doctor.unreachable", why=type(cause).__name__ + (f" ({name})" if name else ""))
-        if isinstance(fault, ssl.SSLCertVerificationError):
+        words = text("doctor.unreachable", why=reason(describe_failure(error)))
+        if isinstance(fault := getattr(error, "certificate_error", None), ssl.SSLCertVerificationError):
             words = text("doctor.certificate", why=fault.verify_message)
-        elif isinstance(cause, socket.gaierror):
-            words = text("doctor.dns", host=host)
         yield Check("wrong", words)
         return
-    secure = base_url.startswith("https:")
-    yield Check("ok", text("doctor.tls", host=host)) if secure else Check("note", text("doctor.no_tls"))
+    parts = urlsplit(base_url)
+    words = text("doctor.tls", host=parts.hostname)
+    yield Check("ok", words) if parts.scheme == "https" else Check("note", text("doctor.no_tls"))
     yield Check("ok", text("doctor.reached", status=answer.status))
 
 
@@ -189,7 +184,7 @@ def check_site(url: str) -> Iterator[Check]:
     try:
         answer = asyncio.run(get(url))
     except Exception as error:
-        yield Check("wrong", text("doctor.page", why=type(error).__name__))
+        yield Check("wrong", text("doctor.page", why=reason(describe_failure(error))))
         return
     if answer.status != 200:
         yield Check("note", text("doctor.status", status=answer.status))

@@ -227,7 +227,7 @@ async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
 
     :param before: Only what was decided before this day begins (UTC), as 2026-01-31.
-    :param to: A new file; or the one of the same command that was interrupted.
+    :param to: A new file.
     """
     url = durable(ledger)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()

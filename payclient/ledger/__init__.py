@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
@@ -261,37 +260,25 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     JSON. The ledger keeps its ids, its purchase, the digest of its content and how it ended: permits, `find` and
     purchases answer as before; its history is in the file, and it takes no more events.
 
-    The file is written whole and compared with the ledger before anything is deleted. After a crash, or cancelled, the
-    same call goes on. A SQLite ledger must be closed; a PostgreSQL one may be in use, and permits wait for a moment now
-    and then.
+    A block of attempts at a time is written and read back, and then deleted, in one transaction. After a crash, or
+    cancelled, archive the rest to another file; the last block may be in both. A SQLite ledger must be closed; a
+    PostgreSQL one may be in use, and permits wait for a moment now and then.
 
-    Raises `ConfigurationError` where `path` is there already and not what the same call began, where `before` is in the
-    future, or for another kind of ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.
+    Raises `ConfigurationError` where `path` is there already, where `before` is in the future, or for another kind of
+    ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.
     """
     from payclient.ledger.archive import archive
 
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
-    url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
+    file = os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
     words = "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
-    kind, address = _stored(url, words)
-
-    async def run() -> int:
-        ledger = await kind.open(address, create=False)
-        try:
-            return await archive(ledger, before, file, stop.is_set)
-        except OSError as error:
-            fault = unavailable(error, "archived")
-        finally:
-            await ledger.aclose()
-        raise fault
-
-    stop = threading.Event()
+    kind, address = _stored(Secret.of(url), words)
+    ledger = await kind.open(address, create=False)
     try:
-        # In a loop of its own, since it waits for the disk.
-        return await asyncio.to_thread(lambda: asyncio.run(run()))
+        return await archive(ledger, before, file)
     finally:
-        stop.set()  # cancelled: it ends after the transaction that is under way
+        await ledger.aclose()
 
 
 def _sqlite_path(url: Secret[str]) -> str | None:

@@ -520,10 +520,6 @@ SELECT r.id, r.client_transaction_id, r.attempt, a.ask, r.kind, r.digest, r.cred
 FROM payclient.live_records AS r JOIN payclient.attempts AS a USING (id)
 WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
 
--- name: count_live
-SELECT count(*) FROM payclient.attempts
-WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
-
 -- name: delete_archived_changes
 DELETE FROM payclient.changes
 WHERE attempt_id IN (SELECT value::bigint FROM json_array_elements_text($1::json))

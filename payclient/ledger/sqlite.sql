@@ -284,9 +284,6 @@ SELECT id, client_transaction_id, attempt, kind, digest, credentials, amount, cu
     transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at, (SELECT at FROM given)
 FROM live_records WHERE id IN (SELECT value FROM json_each((SELECT ids FROM given)))
 
--- name: count_live
-SELECT count(*) FROM attempts WHERE id IN (SELECT value FROM json_each(?))
-
 -- name: delete_archived_changes
 DELETE FROM changes WHERE attempt_id IN (SELECT value FROM json_each(?))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from itertools import groupby
 from operator import itemgetter, methodcaller
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
@@ -32,22 +32,6 @@ __all__ = ["archive", "back_up"]
 BLOCK = 500
 
 
-@contextmanager
-def _new_file(path: str) -> Iterator[str]:
-    """Yield the path of an empty file of mode 0600, which is named `path` once it is written and on disk."""
-    unfinished = f"{path}.{secrets.token_hex(8)}.part"
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    try:
-        yield unfinished
-        _sync(unfinished)
-        os.link(unfinished, path)  # fails where the name is taken, as a rename does not
-    finally:
-        for leftover in (unfinished, f"{unfinished}-journal", f"{unfinished}-wal", f"{unfinished}-shm"):
-            with suppress(FileNotFoundError):
-                os.unlink(leftover)
-    _sync(os.path.dirname(path))
-
-
 def _sync(path: str) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
@@ -59,11 +43,17 @@ def _sync(path: str) -> None:
 def back_up(source: str, target: str) -> None:
     """Copy the SQLite ledger at `source`, as of one commit, to the new file `target`. Raises as `backup_ledger`."""
     target = os.path.abspath(target)
+    folder = os.path.dirname(target)
     fault: PayError
     try:
         connection = open_to_read(source).connection
-        with closing(connection), _new_file(target) as unfinished:
+        with closing(connection), TemporaryDirectory(dir=folder) as beside:
+            unfinished = os.path.join(beside, "ledger")
+            os.close(os.open(unfinished, os.O_CREAT | os.O_RDWR, 0o600))
             _copy(connection, unfinished)
+            _sync(unfinished)
+            os.link(unfinished, target)  # fails where the name is taken, as a rename does not
+        _sync(folder)
     except FileExistsError:
         fault = ConfigurationError(
             f"the backup must be a new file; {target} is there already and stays as it is"

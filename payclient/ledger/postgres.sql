@@ -385,16 +385,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION payclient.check_closed() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF (
-        SELECT decided_at FROM payclient.changes WHERE attempt_id = old.attempt_id ORDER BY version DESC LIMIT 1
-    ) IS NULL THEN
-        RAISE EXCEPTION 'it is not decided';
-    END IF;
-    RETURN old;
-END $$;
-
 CREATE TRIGGER guard_permit BEFORE INSERT ON payclient.attempts FOR EACH ROW
 WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit();
 
@@ -433,9 +423,6 @@ ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not c
 
 CREATE TRIGGER close_decided AFTER INSERT ON payclient.changes FOR EACH ROW
 WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close();
-
-CREATE TRIGGER keep_open_attempts BEFORE DELETE ON payclient.open_attempts FOR EACH ROW
-EXECUTE FUNCTION payclient.check_closed();
 
 -- Which settings, standby or not, the server's version, and its time.
 -- name: settings

@@ -219,13 +219,6 @@ CREATE TRIGGER open_reversing AFTER INSERT ON changes WHEN new.after = 'reversin
     INSERT INTO open_attempts (attempt_id) VALUES (new.attempt_id);
 END;
 
-CREATE TRIGGER keep_open_attempts BEFORE DELETE ON open_attempts
-WHEN (SELECT decided_at FROM changes WHERE attempt_id = old.attempt_id ORDER BY version DESC LIMIT 1) IS NULL
-BEGIN SELECT RAISE(ABORT, 'it is not decided'); END;
-
-CREATE TRIGGER keep_open_attempts_as_they_are BEFORE UPDATE ON open_attempts
-BEGIN SELECT RAISE(ABORT, 'it is not decided'); END;
-
 -- name: insert_meta
 INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)
 

@@ -86,7 +86,8 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
     ("damage", "words"),
     [
         ("UPDATE payclient.meta SET schema_version = 2", "must have schema version 1, and has version 2"),
-        ("UPDATE payclient.meta SET application = 'x'", "another"), ("DROP TABLE payclient.meta", "another program"),
+        ("DROP TABLE payclient.meta", "another program"), ("DELETE FROM payclient.meta", "another program"),
+        ("ALTER TABLE payclient.meta DROP digest_key", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
         ("DROP INDEX payclient.open_attempts_due", "lacks"), ("DROP FUNCTION payclient.write", "lacks"),
     ],
@@ -96,7 +97,6 @@ async def test_what_is_no_ledger(
 ) -> None:
     url = postgres.url(new_database)
     await (await open_ledger(url)).aclose()
-    await postgres.execute(new_database, "ALTER TABLE payclient.meta DISABLE TRIGGER ALL")
     await postgres.execute(new_database, damage)
     await error_of(ConfigurationError, open_ledger(url), match=words)
 

@@ -21,10 +21,7 @@
 SELECT environment FROM payclient.meta
 
 -- name: set_environment
-UPDATE payclient.meta SET environment = $1 WHERE environment IS NULL
-
--- name: move_environment
-UPDATE payclient.meta SET environment = $1
+UPDATE payclient.meta SET environment = $1 WHERE environment IS NULL OR $2
 
 -- Which other sale, sent under these credentials, has a transaction.
 -- name: taken_by

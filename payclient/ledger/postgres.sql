@@ -10,11 +10,8 @@
 CREATE SEQUENCE payclient.cursors;
 
 CREATE TABLE payclient.meta (
-    one boolean PRIMARY KEY DEFAULT true CHECK (one),
-    application text NOT NULL,
     schema_version integer NOT NULL,
-    digest_key bytea NOT NULL CHECK (length(digest_key) = 32),
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    digest_key bytea NOT NULL,
     environment bytea,
     -- When any process may make the next query, where the service limits their rate.
     next_query_at timestamptz NOT NULL DEFAULT '-infinity'
@@ -418,9 +415,6 @@ EXECUTE FUNCTION payclient.check_deleted('id');
 CREATE TRIGGER keep_live_changes BEFORE DELETE ON payclient.changes FOR EACH ROW
 EXECUTE FUNCTION payclient.check_deleted('attempt_id');
 
-CREATE TRIGGER keep_meta BEFORE UPDATE OF application, schema_version, digest_key, created_at OR DELETE OR TRUNCATE
-ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not change');
-
 CREATE TRIGGER close_decided AFTER INSERT ON payclient.changes FOR EACH ROW
 WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close();
 
@@ -458,10 +452,10 @@ WHERE NOT has_table_privilege(format('%I.%I', $1::text, relation), privilege) OR
 SELECT pg_advisory_xact_lock(1348565324, 1)
 
 -- name: meta
-SELECT application, schema_version, digest_key FROM payclient.meta
+SELECT schema_version, digest_key FROM payclient.meta
 
 -- name: insert_meta
-INSERT INTO payclient.meta (application, schema_version, digest_key) VALUES ($1, $2, $3)
+INSERT INTO payclient.meta (schema_version, digest_key) VALUES ($1, $2)
 
 -- name: write
 SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,

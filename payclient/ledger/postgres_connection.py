@@ -27,8 +27,6 @@ from payclient.ledger.records import check_version, missing, read_statements, re
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
-#: The tables and the function that make a schema ours.
-APPLICATION = "payclient ledger"
 #: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
 VERSION = 1
 
@@ -188,9 +186,9 @@ class Server:
             row = await connection.fetchrow(self.statements["meta"])
         except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
             row = None
-        if row is None or row[0] != APPLICATION:
+        if row is None:
             raise ConfigurationError(foreign)
-        check_version(row[1], VERSION)
+        check_version(row[0], VERSION)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
         lacking: Sequence[Any] = ()
         if not self._read_only:
@@ -207,7 +205,7 @@ class Server:
                 "charge could not be written",
             ),
         )
-        return bytes(row[2]), created
+        return bytes(row[1]), created
 
     async def _create(self, connection: asyncpg.Connection) -> bool:
         """Make the schema; return False where another process has just made it."""
@@ -221,9 +219,7 @@ class Server:
             if not schema:
                 await connection.execute(f'CREATE SCHEMA "{self.schema}"')
             await connection.execute(self.statements["schema"])
-            await connection.execute(
-                self.statements["insert_meta"], APPLICATION, VERSION, secrets.token_bytes(32)
-            )
+            await connection.execute(self.statements["insert_meta"], VERSION, secrets.token_bytes(32))
             return True
 
 

@@ -7,8 +7,6 @@
 -- name: schema
 CREATE TABLE meta (
     digest_key BLOB NOT NULL,
-    created_at REAL NOT NULL,
-    schema_version INTEGER NOT NULL,
     environment BLOB,
     -- The highest number of a change that was archived: no number is given twice.
     archived_cursor INTEGER NOT NULL DEFAULT 0
@@ -220,7 +218,7 @@ CREATE TRIGGER open_reversing AFTER INSERT ON changes WHEN new.after = 'reversin
 END;
 
 -- name: insert_meta
-INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)
+INSERT INTO meta (digest_key) VALUES (?)
 
 -- name: digest_key
 SELECT digest_key FROM meta

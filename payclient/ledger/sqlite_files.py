@@ -12,7 +12,6 @@ import secrets
 import sqlite3
 import stat
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -302,7 +301,7 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         _set(connection, *setting)
     if not is_made:
         connection.executescript(f"BEGIN IMMEDIATE;\n{STATEMENTS['schema']}")
-        connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32), time.time(), VERSION))
+        connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32),))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")

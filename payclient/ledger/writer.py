@@ -99,7 +99,7 @@ class StoredLedger(Ledger):
         known = await self._read("environment")
         if moved or known[0][0] is None:
             # One of two processes that set it at once succeeds: read which.
-            await self._read("move_environment" if moved else "set_environment", mine)
+            await self._read("set_environment", mine, moved)
             known = await self._read("environment")
         return bytes(known[0][0])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from payclient.ledger.batch import Operation, Write, resolve, writes_of
 from payclient.ledger.records import record_of
 from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, finish
-from payclient.ledger.sqlite_files import STATEMENTS, VERSION
+from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.ledger.writer import Writer
 from payclient.lifecycle import Record, State
 
@@ -32,7 +32,7 @@ def _empty() -> bytes:
     """A database with the shipped tables and triggers."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.executescript(STATEMENTS["schema"])
-    connection.execute(STATEMENTS["insert_meta"], (bytes(32), 0.0, VERSION))
+    connection.execute(STATEMENTS["insert_meta"], (bytes(32),))
     image = connection.serialize()
     connection.close()
     return image

@@ -477,7 +477,7 @@ async def test_a_wire_that_breaks_in_an_unforeseen_way(
     monkeypatch: pytest.MonkeyPatch, ledger: PostgresLedger
 ) -> None:
     """uvloop raises RuntimeError for a transport that is closed: the ledger connects again, and goes on."""
-    fetch, broken = PostgresDatabase.fetch, ["notify", "attempts", "wait_for_own"]
+    fetch, broken = PostgresDatabase.fetch, ["notify", "look_up", "wait_for_own"]
 
     async def breaking(self: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
         if name in broken:

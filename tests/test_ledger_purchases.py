@@ -200,7 +200,7 @@ async def test_two_payments_at_once_are_seen(ledger: Ledger, caplog: pytest.LogC
     assert any("give one back" in each for each in caplog.messages)
 
 
-@pytest.mark.parametrize("statement", ["write", "asks"])
+@pytest.mark.parametrize("statement", ["write", "look_up"])
 async def test_a_connection_that_is_lost_hides_no_second_payment(
     postgres: PostgresServer,
     database: str,

@@ -91,9 +91,6 @@ class PostgresDatabase:
         return {row[0] for row in rows}
 
     async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
-        if not (ids and purchases):
-            attempts = await self.fetch("attempts", (ids,)) if ids else ()
-            return attempts, await self.fetch("asks", (purchases,)) if purchases else ()
         rows = await self.fetch("look_up", (ids, purchases))
         return [row for row in rows if not row["is_ask"]], [row for row in rows if row["is_ask"]]
 

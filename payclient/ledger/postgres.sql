@@ -461,12 +461,6 @@ INSERT INTO payclient.meta (schema_version, digest_key) VALUES ($1, $2)
 SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
     $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
 
--- name: attempts
-SELECT {record} FROM payclient.find($1)
-
--- name: asks
-SELECT {record} FROM payclient.asks($1)
-
 -- name: look_up
 SELECT {record}, false AS is_ask FROM payclient.find($1)
 UNION ALL SELECT {record}, true FROM payclient.asks($2)

@@ -91,7 +91,7 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
     except OSError as error:
         fault = unavailable(error, "archived")
     else:
-        ((first, last),) = await ledger.work(methodcaller("fetch", "ids", ()))
+        ((first, last, *_),) = await ledger.work(methodcaller("fetch", "ids", ()))
         blocks = [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1)
         moves = (partial(_move, block=block, before=before, path=path) for block in blocks)
         return sum([await ledger.work(move) for move in moves])

@@ -53,7 +53,11 @@ RETURNING attempt_id
 SELECT min(until) FROM payclient.form_links
 
 -- name: ids
-SELECT (SELECT min(id) FROM payclient.attempts), (SELECT max(id) FROM payclient.attempts)
+SELECT (SELECT min(id) FROM payclient.attempts), (SELECT max(id) FROM payclient.attempts),
+    (SELECT min(id) FROM payclient.archived), (SELECT max(id) FROM payclient.archived)
+
+-- name: records
+SELECT {record} FROM payclient.records WHERE id > $1 AND id <= $2 ORDER BY id
 
 -- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
 -- decided before a time, and whose links, if they have any, were dead by then.

@@ -469,13 +469,6 @@ UNION ALL SELECT {record}, true FROM payclient.asks($2)
 -- name: wipe
 SELECT 1
 
--- A page, each record with its id, from which the next page goes on.
--- name: records
-SELECT * FROM (SELECT {record}, id FROM payclient.live_records WHERE id > $1 ORDER BY id LIMIT $2) AS live
-UNION ALL
-SELECT * FROM (SELECT {record}, id FROM payclient.archived_records WHERE id > $1 ORDER BY id LIMIT $2) AS archived
-ORDER BY id LIMIT $2
-
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 

@@ -249,20 +249,6 @@ ORDER BY client_transaction_id, attempt
 -- name: asks
 SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 
--- A page, each record with its id, from which the next page goes on.
--- name: records
-WITH given(after, most) AS (VALUES (?, ?))
-SELECT * FROM (
-    SELECT {record}, id FROM live_records
-    WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given)
-)
-UNION ALL
-SELECT * FROM (
-    SELECT {record}, id FROM archived_records
-    WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given)
-)
-ORDER BY id LIMIT (SELECT most FROM given)
-
 -- name: news
 SELECT {change} FROM changes JOIN attempts ON id = attempt_id
 WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?

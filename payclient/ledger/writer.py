@@ -30,6 +30,8 @@ __all__ = ["StoredLedger", "Writer"]
 LINE_EVERY = 60.0
 #: Records made in one turn of the loop while many are read: about a millisecond of work.
 PAGE = 200
+#: Numbers of attempts and changes among which attempts are read at once.
+NUMBERS = 3 * PAGE
 
 
 class Writer:
@@ -125,11 +127,10 @@ class StoredLedger(Ledger):
         return _records(self._read("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
-        last = 0
-        while page := await self._read("records", last, PAGE):
-            for row in page:
+        ends = [each for each in (await self._read("ids"))[0] if each is not None]
+        for begin in range(min(ends) - 1, max(ends), NUMBERS) if ends else ():
+            for row in await self._read("records", begin, begin + NUMBERS):
                 yield record_of(row)
-            last = page[-1][-1]
 
     def work(self, work: Callable[[Database], Awaitable[Any]]) -> asyncio.Future[Any]:
         """Queue something to be done in the database beside the writes."""

@@ -64,7 +64,7 @@ class Store:
 
     def all(self) -> list[Record]:
         """Every attempt."""
-        return [record_of(row) for row in self.connection.execute(STATEMENTS["records"], (0, -1))]
+        return [record_of(row) for row in self.connection.execute(STATEMENTS["records"], (0, 2**62))]
 
 
 class _Connection:

@@ -21,7 +21,7 @@ from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Database
+from payclient.ledger.batch import Database, Rows
 from payclient.ledger.records import COLUMNS
 from payclient.ledger.sqlite_files import open_to_read
 from payclient.ledger.writer import StoredLedger
@@ -100,34 +100,25 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
 
 async def _move(database: Database, block: int, before: float, path: str) -> int:
     """Move the attempts of a block that may leave; return how many."""
+    numbers = block * BLOCK, (block + 1) * BLOCK
     async with database.exclusive_transaction():
-        lines = await _lines(database, block, before)
-        if lines:
-            _append(path, "".join(lines.values()).encode())
-            ids = json.dumps(list(lines))
+        attempts = await database.fetch("archivable", (*numbers, before))
+        if attempts:
+            _append(path, _lines(attempts, await database.fetch("archivable_changes", numbers)))
+            ids = json.dumps([attempt[0] for attempt in attempts])
             await database.fetch("archive", (ids, time.time()))
-            await database.fetch("delete_archived_changes", (ids,))
-            await database.fetch("delete_archived_attempts", (ids,))
-    return len(lines)
+            await database.fetch("delete_archived_changes", numbers)
+            await database.fetch("delete_archived_attempts", numbers)
+    return len(attempts)
 
 
-async def _lines(database: Database, block: int, before: float) -> dict[int, str]:
-    """Return the attempts of a block that may leave, by id, as lines of the file."""
-    first, last = block * BLOCK, (block + 1) * BLOCK
-    attempts = await database.fetch("archivable", (first, last, before))
-    if not attempts:
-        return {}
-    rows = await database.fetch("archivable_changes", (first, last))
-    changes = {id_: list(each) for id_, each in groupby(rows, itemgetter(1))}
-    return {
-        row[0]: json.dumps(
-            _named("whole_attempt", row)
-            | {"changes": [_named("whole_change", each) for each in changes[row[0]]]},
-            default=bytes.hex,
-        )
-        + "\n"
-        for row in attempts
+def _lines(attempts: Rows, rows: Rows) -> bytes:
+    """Return a line of JSON for each attempt, with its changes, which are among the rows."""
+    changes = {
+        id_: [_named("whole_change", row) for row in each] for id_, each in groupby(rows, itemgetter(1))
     }
+    lines = (_named("whole_attempt", row) | {"changes": changes[row[0]]} for row in attempts)
+    return "".join(json.dumps(line, default=bytes.hex) + "\n" for line in lines).encode()
 
 
 def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:

@@ -17,6 +17,37 @@
         ))
     )))
 
+-- The views of a schema, what stands for {views}.
+-- name: views
+CREATE VIEW payclient.archived_records AS
+SELECT id, client_transaction_id, attempt, kind, digest, substr(digest, 1, 0) AS lane, credentials, amount, currency,
+    state, evidence, version, transaction_id, CAST(NULL AS text) AS candidate_ids, created_at,
+    CAST(NULL AS double precision) AS expires_at, CAST(NULL AS double precision) AS notified_at, decided_at, error_code,
+    error_type, CAST(NULL AS text) AS messages, purchase, links_dead_at, false AS beside_open_form,
+    CAST(NULL AS text) AS reason, CAST(NULL AS text) AS receipt, true AS archived
+FROM payclient.archived;
+
+-- For look-ups by values. In PostgreSQL a join with it, to which `NOT EXISTS` is turned too, would read all of it.
+CREATE VIEW payclient.records AS
+SELECT * FROM payclient.live_records UNION ALL SELECT * FROM payclient.archived_records;
+
+CREATE VIEW payclient.history AS
+SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
+    'sending' AS after, 'permit' AS evidence, NULL AS detail
+FROM payclient.attempts
+UNION ALL
+SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+UNION ALL
+SELECT id, client_transaction_id, attempt, archived_at, 'Archived', NULL, state, evidence, NULL
+FROM payclient.archived;
+
+CREATE VIEW payclient.transactions AS
+SELECT transaction_id, credentials, client_transaction_id
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+UNION ALL
+SELECT transaction_id, credentials, client_transaction_id FROM payclient.archived;
+
 -- name: environment
 SELECT environment FROM payclient.meta
 
@@ -73,3 +104,11 @@ SELECT {whole_attempt} FROM payclient.attempts AS a WHERE id > $1 AND id <= $2 A
 
 -- name: archivable_changes
 SELECT {whole_change} FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2 ORDER BY attempt_id, version
+
+-- What was archived of a range of ids leaves.
+-- name: delete_archived_changes
+DELETE FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2
+    AND attempt_id IN (SELECT id FROM payclient.archived)
+
+-- name: delete_archived_attempts
+DELETE FROM payclient.attempts WHERE id > $1 AND id <= $2 AND id IN (SELECT id FROM payclient.archived)

@@ -122,33 +122,7 @@ FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
 ) AS c ON true;
 
-CREATE VIEW payclient.archived_records AS
-SELECT id, client_transaction_id, attempt, kind, digest, ''::bytea AS lane, credentials, amount, currency, state,
-    evidence, version, transaction_id, NULL::text AS candidate_ids, created_at, NULL::double precision AS expires_at,
-    NULL::double precision AS notified_at, decided_at, error_code, error_type, NULL::text AS messages, purchase,
-    links_dead_at, false AS beside_open_form, NULL::text AS reason, NULL::text AS receipt, true AS archived
-FROM payclient.archived;
-
--- For look-ups by values. A join with it, to which `NOT EXISTS` is turned too, would read all of it.
-CREATE VIEW payclient.records AS
-SELECT * FROM payclient.live_records UNION ALL SELECT * FROM payclient.archived_records;
-
-CREATE VIEW payclient.history AS
-SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
-    'sending' AS after, 'permit' AS evidence, NULL AS detail
-FROM payclient.attempts
-UNION ALL
-SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
-UNION ALL
-SELECT id, client_transaction_id, attempt, archived_at, 'Archived', NULL, state, evidence, NULL
-FROM payclient.archived;
-
-CREATE VIEW payclient.transactions AS
-SELECT transaction_id, credentials, client_transaction_id
-FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
-UNION ALL
-SELECT transaction_id, credentials, client_transaction_id FROM payclient.archived;
+{views}
 
 -- Insert permits and changes, and return the client transaction ids of those that were inserted: the others are
 -- forbidden by what the database holds. One statement, so that a process that stops amid it holds nothing that others
@@ -477,7 +451,7 @@ SELECT {change} FROM payclient.news($1, $2)
 SET LOCAL lock_timeout = '5s';
 LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN SHARE ROW EXCLUSIVE MODE
 
--- The ids of these are in a JSON array, here and below.
+-- The ids of these are in a JSON array.
 -- name: archive
 INSERT INTO payclient.archived (id, client_transaction_id, attempt, ask, kind, digest, credentials, amount, currency,
     state, evidence, version, transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at,
@@ -486,14 +460,6 @@ SELECT r.id, r.client_transaction_id, r.attempt, a.ask, r.kind, r.digest, r.cred
     r.state, r.evidence, r.version, r.transaction_id, r.created_at, r.decided_at, r.error_code, r.error_type,
     r.purchase, r.links_dead_at, $2
 FROM payclient.live_records AS r JOIN payclient.attempts AS a USING (id)
-WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
-
--- name: delete_archived_changes
-DELETE FROM payclient.changes
-WHERE attempt_id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
-
--- name: delete_archived_attempts
-DELETE FROM payclient.attempts
 WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
 
 -- What an opening of the ledger had asked before it lost its connection is done or undone once this is answered.

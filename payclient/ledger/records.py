@@ -78,7 +78,7 @@ def read_statements(file: str) -> dict[str, str]:
     text = "".join(Path(__file__).with_name(each).read_text(encoding="utf-8") for each in ("both.sql", file))
     parts = re.split(r"^-- name: (\w+)\n", re.sub(r"(?m)^ *--(?! name:).*\n", "", text), flags=re.MULTILINE)
     statements = {name: sql.strip() for name, sql in zip(parts[1::2], parts[2::2], strict=True)}
-    made = {**_MADE, "holds": statements["holds"]}
+    made = _MADE | {name: statements[name] for name in ("holds", "views")}
     return {name: re.sub(r"\{(\w+)\}", lambda word: made[word[1]], sql) for name, sql in statements.items()}
 
 

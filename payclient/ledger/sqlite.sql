@@ -108,29 +108,7 @@ FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
 );
 
-CREATE VIEW archived_records AS
-SELECT id, client_transaction_id, attempt, kind, digest, x'' AS lane, credentials, amount, currency, state, evidence,
-    version, transaction_id, NULL AS candidate_ids, created_at, NULL AS expires_at, NULL AS notified_at, decided_at,
-    error_code, error_type, NULL AS messages, purchase, links_dead_at, 0 AS beside_open_form, NULL AS reason,
-    NULL AS receipt, 1 AS archived
-FROM archived;
-
-CREATE VIEW records AS SELECT * FROM live_records UNION ALL SELECT * FROM archived_records;
-
-CREATE VIEW history AS
-SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
-    'sending' AS after, 'permit' AS evidence, NULL AS detail
-FROM attempts
-UNION ALL
-SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM changes JOIN attempts ON id = attempt_id
-UNION ALL
-SELECT id, client_transaction_id, attempt, archived_at, 'Archived', NULL, state, evidence, NULL FROM archived;
-
-CREATE VIEW transactions AS
-SELECT transaction_id, credentials, client_transaction_id FROM changes JOIN attempts ON id = attempt_id
-UNION ALL
-SELECT transaction_id, credentials, client_transaction_id FROM archived;
+{views}
 
 -- These two also stand against INSERT OR REPLACE, which deletes without asking a trigger.
 CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
@@ -253,19 +231,13 @@ SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 SELECT {change} FROM changes JOIN attempts ON id = attempt_id
 WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
 
--- The ids of these are in a JSON array, here and below.
+-- The ids of these are in a JSON array.
 -- name: archive
 WITH given(ids, at) AS (VALUES (?, ?))
 INSERT INTO archived
 SELECT id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state, evidence, version,
     transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at, (SELECT at FROM given)
 FROM live_records WHERE id IN (SELECT value FROM json_each((SELECT ids FROM given)))
-
--- name: delete_archived_changes
-DELETE FROM changes WHERE attempt_id IN (SELECT value FROM json_each(?))
-
--- name: delete_archived_attempts
-DELETE FROM attempts WHERE id IN (SELECT value FROM json_each(?))
 
 -- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
 -- name: wipe

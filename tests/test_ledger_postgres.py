@@ -182,6 +182,18 @@ async def test_settings_are_read(postgres: PostgresServer, new_database: str) ->
     assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
 
 
+async def test_a_setting_that_is_changed_while_it_is_open(
+    postgres: PostgresServer, ledger: PostgresLedger
+) -> None:
+    """What a power failure could lose is not written, until the setting is safe again."""
+    record = await brought(ledger, State.PENDING)
+    async with configured(postgres, "synchronous_commit", "off"):
+        await error_of(LedgerUnavailableError, ledger.permit(fresh("order-2")))
+        await error_of(LedgerUnavailableError, ledger.apply(record, FoundAccepted(at=NOW)))
+        assert await ledger.get_many(["order-1", "order-2"]) == {"order-1": record}
+    assert await ledger.permit(fresh("order-2"))
+
+
 async def test_no_repr_shows_a_password(url: str) -> None:
     async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
         assert "s3cret-word" not in f"{ledger!r}{ledger.location}"

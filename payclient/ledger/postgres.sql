@@ -139,6 +139,11 @@ CREATE FUNCTION payclient.write(
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
+    IF current_setting('synchronous_commit') = 'off' OR (current_setting('synchronous_commit') = 'local'
+        AND current_setting('synchronous_standby_names') <> '')
+    THEN
+        RAISE EXCEPTION 'synchronous_commit could lose this';
+    END IF;
     PERFORM pg_advisory_xact_lock($1);
     IF cardinality($4) > 0 THEN
         RETURN QUERY WITH permitted AS (
@@ -257,16 +262,6 @@ BEGIN
     RAISE EXCEPTION '%', TG_ARGV[0];
 END $$;
 
-CREATE FUNCTION payclient.check_durable() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('synchronous_commit') = 'off' OR (current_setting('synchronous_commit') = 'local'
-        AND current_setting('synchronous_standby_names') <> '')
-    THEN
-        RAISE EXCEPTION 'synchronous_commit could lose this';
-    END IF;
-    RETURN NULL;
-END $$;
-
 -- Locks the attempt before it, as the check of a change does that leaves REFUSED: of these two one comes first.
 CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -361,12 +356,6 @@ WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit();
 
 CREATE TRIGGER guard_change BEFORE INSERT ON payclient.changes FOR EACH ROW
 EXECUTE FUNCTION payclient.check_change();
-
-CREATE TRIGGER guard_permit_commit BEFORE INSERT ON payclient.attempts
-FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
-
-CREATE TRIGGER guard_change_commit BEFORE INSERT ON payclient.changes
-FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
 
 CREATE TRIGGER guard_permits AFTER INSERT ON payclient.attempts REFERENCING NEW TABLE AS permitted
 FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_permits();

@@ -16,10 +16,10 @@ from fake_service import error_of
 from jumping import in_jumping_time, jump_after
 from payclient import LedgerUnavailableError, open_ledger
 from payclient.events import Created
-from payclient.ledger.sqlite import SqliteLedger
 from postgres_server import PostgresServer
 from test_ledger import NOW, fresh, opened, until
 from test_ledger_owner import in_loop, run
+from test_ledger_sqlite import opened_by
 
 # --- A disk that is full
 
@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", ["INSERT", "COMMIT"])
 async def test_nobody_waits_for_a_dead_thread(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """A fault that ends the thread answers who waits and who comes later, and lets go of the file: no permit."""
 
@@ -107,8 +107,8 @@ async def test_nobody_waits_for_a_dead_thread(
             return super().execute(sql, *args)
 
     path = str(tmp_path / "charges.db")
-    ledger = await SqliteLedger.open(
-        path, connect=lambda path: sqlite3.connect(path, isolation_level=None, factory=Dying)
+    ledger = await opened_by(
+        lambda path: sqlite3.connect(path, isolation_level=None, factory=Dying), path, monkeypatch
     )
     assert await ledger.permit(fresh())
     async with asyncio.timeout(60):

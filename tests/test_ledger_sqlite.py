@@ -18,6 +18,7 @@ import pytest
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
 from payclient.events import Created, Notified
+from payclient.ledger import sqlite_files
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record, State
@@ -32,6 +33,15 @@ CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "charges.db"
+
+
+async def opened_by(
+    connect: Callable[[str], sqlite3.Connection], path: str, monkeypatch: pytest.MonkeyPatch
+) -> SqliteLedger:
+    """A ledger over a connection of the test's own."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_files, "connect", connect)
+        return await SqliteLedger.open(path)
 
 
 async def filled(path: Path, state: State = State.PENDING) -> None:
@@ -125,7 +135,7 @@ async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPa
     await error_of(ConfigurationError, SqliteLedger.open(str(path)), match=r"3\.37")
 
 
-async def test_settings_are_read_back(path: Path) -> None:
+async def test_settings_are_read_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SQLite that does not do as it is told is refused, whatever it is told."""
 
     class Deaf(sqlite3.Connection):
@@ -148,7 +158,7 @@ async def test_settings_are_read_back(path: Path) -> None:
             return connection
 
         with pytest.raises(ConfigurationError, match=setting):
-            await SqliteLedger.open(f"{path}{number}", connect=connect)
+            await opened_by(connect, f"{path}{number}", monkeypatch)
 
 
 def test_forgotten_at_exit(path: Path) -> None:
@@ -245,13 +255,13 @@ def failing_at(
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["undone", "done"])
-async def test_every_operation_can_fail(path: Path, done: bool) -> None:
+async def test_every_operation_can_fail(path: Path, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
     """Whichever: what was acknowledged is there, what was not is whole or absent, and nothing is permitted twice."""
     for number in range(1, 500):
         place = path.with_name(f"{number}.db")
         connection, connect = failing_at(number, done=done)
         try:
-            ledger = await SqliteLedger.open(str(place), connect=connect)
+            ledger = await opened_by(connect, str(place), monkeypatch)
         except LedgerUnavailableError:
             async with opened(f"sqlite:{place}") as again:
                 assert await again.permit(fresh())
@@ -292,10 +302,10 @@ async def test_every_operation_can_fail(path: Path, done: bool) -> None:
     pytest.fail("it never ran without a fault")
 
 
-async def test_what_fails_beside_a_batch(path: Path) -> None:
+async def test_what_fails_beside_a_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read fails alone, and is answered beside a commit that fails; nothing is done before a rollback succeeds."""
     connection, connect = failing_at()
-    ledger = await SqliteLedger.open(str(path), connect=connect)
+    ledger = await opened_by(connect, str(path), monkeypatch)
     connection.failing = frozenset({connection.number + 1})
     await error_of(LedgerUnavailableError, ledger.history("a"), match="could not be read")
     assert await ledger.history("a") == []

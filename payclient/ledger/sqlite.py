@@ -21,9 +21,7 @@ from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
-    Connect,
     OpenFile,
-    connect,
     open_file,
     open_to_read,
 )
@@ -248,15 +246,11 @@ class SqliteLedger(StoredLedger):
     """One process owns the file and one thread writes it."""
 
     @classmethod
-    async def open(
-        cls, path: str, *, create: bool = True, read_only: bool = False, connect: Connect = connect
-    ) -> SqliteLedger:
-        """Do what `open_ledger` does. `connect` opens the one connection to the file."""
+    async def open(cls, path: str, *, create: bool = True, read_only: bool = False) -> SqliteLedger:
+        """Do what `open_ledger` does."""
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
         path = os.path.abspath(path)  # noqa: ASYNC240 - reads no disk
-        opening = (
-            partial(open_to_read, path) if read_only else partial(open_file, path, connect, create=create)
-        )
+        opening = partial(open_to_read, path) if read_only else partial(open_file, path, create=create)
         writer = SqliteWriter(asyncio.get_running_loop(), opening)
         try:
             digest_key, created = await writer.opening.future

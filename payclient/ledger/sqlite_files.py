@@ -37,8 +37,6 @@ VERSION = 1
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
 
-Connect = Callable[[str], sqlite3.Connection]
-
 #: Seconds that the owner waits for a program that reads, backs up or writes its file.
 BUSY = 2.0
 
@@ -242,7 +240,7 @@ class OpenFile:
         )
 
 
-def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
+def open_file(path: str, *, create: bool) -> OpenFile:
     """Open, lock and check a ledger's file; `create` makes a missing one.
 
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,

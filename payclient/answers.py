@@ -4,8 +4,6 @@ The document shows no HTTP statuses (§4.4), so an answer is judged by the shape
 whatever the status, the headers and the body are.
 """
 
-import datetime
-import email.utils
 import enum
 import math
 import re
@@ -285,19 +283,11 @@ def to_printable(text: str) -> str:
 
 
 def retry_after(response: HttpResponse) -> float | None:
-    """Return the seconds of `Retry-After`, at most 3600; a date counts from the answer's own `Date`."""
-    value = response.header("retry-after")
-    if value is None:
-        return None
+    """Return the seconds of `Retry-After`, at most 3600; None where it is not a number."""
     try:
-        seconds = float(value)
+        seconds = float(response.header("retry-after") or "")
     except ValueError:
-        try:
-            until = email.utils.parsedate_to_datetime(value).replace(tzinfo=datetime.UTC)
-            since = email.utils.parsedate_to_datetime(response.header("date") or "")
-            seconds = (until - since.replace(tzinfo=datetime.UTC)).total_seconds()
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            return None  # `email.utils` lets all of them through
+        return None
     return min(max(seconds, 0.0), 3600.0) if math.isfinite(seconds) else None
 
 

@@ -170,7 +170,7 @@ class UnauthorizedError(RefusedError):
 
 
 class RateLimitedError(RefusedError):
-    """HTTP 429: too many requests. `retry_after` is in seconds; None: the answer has no `Retry-After`."""
+    """HTTP 429: too many requests. `retry_after` is in seconds; None: the answer names none."""
 
     retry_after: float | None = None
 

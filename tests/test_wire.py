@@ -380,28 +380,18 @@ def test_a_query_that_tells_nothing_raises(status: int, body: object, kind: type
 # --- Retry-After
 
 
-DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
-
-
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
         ({}, None), ({"Retry-After": "120"}, 120.0), ({"retry-after": "1.5"}, 1.5), ({"RETRY-AFTER": " 7 "}, 7.0),
         ({"Retry-After": "0"}, 0.0), ({"Retry-After": "-5"}, 0.0), ({"Retry-After": "99999"}, 3600.0),
         ({"Retry-After": "1e400"}, None), ({"Retry-After": "nan"}, None), ({"Retry-After": "inf"}, None),
-        ({"Retry-After": ""}, None), ({"Retry-After": "soon"}, None), ({"Retry-After": DATE}, None),
-        ({"Retry-After": "Wed, 21 Oct 2015 07:28:30 GMT", "Date": DATE}, 30.0),
-        ({"Retry-After": "Wed, 21 Oct 2015 07:28:30 GMT", "date": DATE}, 30.0),
-        ({"Retry-After": DATE, "Date": "Wed, 21 Oct 2015 07:28:30 GMT"}, 0.0),
-        ({"Retry-After": "Fri, 21 Oct 2016 07:28:00 GMT", "Date": DATE}, 3600.0),
-        ({"Retry-After": DATE, "Date": "junk"}, None),
-        ({"Retry-After": "Mon, 99 Foo 2015 99:99:99 GMT", "Date": DATE}, None),
-        ({"Retry-After": "Mon, 01 Jan 2024 00:00:00 +9999999999999", "Date": DATE}, None),
-        ({"Retry-After": DATE, "Date": "Mon, 01 Jan 2024 00:00:00 +9999999999999"}, None),
+        ({"Retry-After": ""}, None), ({"Retry-After": "soon"}, None),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, None),
     ],
 )  # fmt: skip
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    """Seconds, or a date counted from the answer's own; an hour at most; junk is nothing. Each 429 carries them."""
+    """Seconds, an hour at most; junk is nothing. Each 429 carries them."""
     assert retry_after(HttpResponse(429, headers)) == seconds
     for error in (
         judged(429, {"errorCode": 5}, headers=headers), judged(429, b"", profile=SHOP, headers=headers),
@@ -412,13 +402,8 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
         assert error.retry_after == seconds
 
 
-DATES = st.from_regex(
-    r"\A(Mon, )?-?[0-9]{0,12} ?(Jan|Foo)? [0-9]{0,12} [0-9:]{0,12} ?[+-]?[0-9]{0,20}(GMT|Z)?\Z"
-)
-
-
-@given(st.text(max_size=60) | st.floats().map(str) | DATES, st.text(max_size=60) | st.just(DATE) | DATES)
-def test_retry_after_is_total(value: str, date: str) -> None:
-    """Whatever the headers say, it is a sane number of seconds or None."""
-    seconds = retry_after(HttpResponse(429, {"Retry-After": value, "Date": date}))
+@given(st.text(max_size=60) | st.floats().map(str))
+def test_retry_after_is_total(value: str) -> None:
+    """Whatever the header says, it is a sane number of seconds or None."""
+    seconds = retry_after(HttpResponse(429, {"Retry-After": value}))
     assert seconds is None or (math.isfinite(seconds) and 0 <= seconds <= 3600)

@@ -353,7 +353,7 @@ class StatusReport:
       cancelled, they are all here, and `transaction_id` is None.
     - `unreadable`: Fields of the answer that are there and are not of their type, by the service's names: the report
       is not ours.
-    - `reason`: Of a cancelled one, why it was declined, by the profile's `reason_fields`.
+    - `reason`: Of a cancelled one, why it was declined, of the profile's `receipt_fields`.
     - `receipt`: Of an accepted one, what the profile's `receipt_fields` keep, by the service's names.
     - `raw`: The answer as it came.
     """

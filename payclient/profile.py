@@ -297,9 +297,8 @@ class ServiceProfile:
     - `uncertain_codes`: Error codes of a service that failed, and may have created something all the same.
     - `not_found_codes`: Error codes of a status query that mean "no such transaction".
     - `receipt_fields`: Fields of a status answer that are kept of an approval, as `Outcome.receipt`, in the ledger; by
-      their names in the answer, at most 20. Fields with a person's data are refused.
-    - `reason_fields`: Fields of a status answer that say why it was declined, for `Outcome.reason`: a text, and codes
-      that follow it in parentheses. Unless given, `message` and `messageCode` where they are among `receipt_fields`.
+      their names in the answer, at most 20. Fields with a person's data are refused. `message` and `messageCode`, where
+      they are among these, are kept of a decline, too, as `Outcome.reason`.
     - `queries_per_minute`: Status queries allowed in a minute, over all transactions; None: no limit known.
     - `refusing_statuses`: HTTP statuses known to create nothing whatever their body.
     - `sale_window`: Seconds until a push request expires (§8).
@@ -330,7 +329,6 @@ class ServiceProfile:
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     receipt_fields: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple, validator=FIELDS)
-    reason_fields: tuple[str, ...] = attrs.field(converter=_to_tuple, validator=FIELDS)
     queries_per_minute: float | None = _setting(_must("be a positive number", _is_seconds))
     refusing_statuses: frozenset[int] = attrs.field(
         default=frozenset(), converter=_to_set, validator=STATUSES
@@ -349,11 +347,6 @@ class ServiceProfile:
     cancel: UndoProfile | None = _table(UndoProfile, HAS_PATH)
     reverse: UndoProfile | None = _table(UndoProfile, HAS_PATH)
     returned: ReturnProfile | None = _table(ReturnProfile)
-
-    @reason_fields.default
-    def _message_of_the_receipt(self) -> tuple[str, ...]:
-        kept = self.receipt_fields if isinstance(self.receipt_fields, tuple) else ()
-        return tuple(name for name in ("message", "messageCode") if name in kept)
 
     @absent_after.default
     def _twice_the_sale_window(self) -> float:

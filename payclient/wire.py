@@ -56,6 +56,9 @@ __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 #: Characters that are kept of a field of a status answer.
 MAX_KEPT = 200
 
+#: The fields of a status answer that say why it was declined.
+REASON = ("message", "messageCode")
+
 #: Transactions in the answer to a status query. A longer array is not read.
 MAX_REPORTS = 1000
 
@@ -406,13 +409,14 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
         state = None
     found: dict[str, Any] = {name: getattr(fields, name) for name in _REPORTED}
     wrong = [name for name, value in found.items() if value is UNREADABLE]
+    kept = _kept(entry, profile.receipt_fields)
     found.update(dict.fromkeys(wrong, None))
     return StatusReport(
         state=state,
         **found,
         unreadable=tuple(map(to_service, wrong)),
-        reason=_join_reason(_kept(entry, profile.reason_fields)) if state == "Cancelado" else None,
-        receipt=_kept(entry, profile.receipt_fields) if state == "Aceptado" else {},
+        reason=_join_reason(kept) if state == "Cancelado" else None,
+        receipt=kept if state == "Aceptado" else {},
         raw=entry,
     )
 
@@ -430,9 +434,9 @@ def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]
 
 
 def _join_reason(kept: dict[str, str | int]) -> str | None:
-    """Return a text with the codes behind it, such as "Fondos Insuficientes (16)"; a code of 0 says nothing."""
-    said = [str(value) for value in kept.values() if value != 0]
-    return f"{said[0]} ({', '.join(said[1:])})" if len(said) > 1 else "".join(said) or None
+    """Return the text with its code behind it, such as "Fondos Insuficientes (16)"; a code of 0 says nothing."""
+    said = [str(kept[name]) for name in REASON if kept.get(name, 0) != 0]
+    return f"{said[0]} ({said[1]})" if len(said) > 1 else "".join(said) or None
 
 
 def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:

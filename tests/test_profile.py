@@ -43,7 +43,6 @@ duplicate_codes = [23]
 uncertain_codes = [500, 501]
 not_found_codes = [20]
 receipt_fields = ["authorizationCode", "message"]
-reason_fields = ["message"]
 queries_per_minute = 30
 refusing_statuses = [429]
 sale_window = 300
@@ -175,7 +174,7 @@ def test_document_has_only_what_the_document_shows() -> None:
         "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
         "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
         "uncertain_codes": frozenset(), "not_found_codes": frozenset(), "queries_per_minute": None,
-        "refusing_statuses": frozenset(), "receipt_fields": (), "reason_fields": (),
+        "refusing_statuses": frozenset(), "receipt_fields": (),
         "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
         "ranges": {}, "phone_shapes": {}, "status": None,
         "confirm": None, "cancel": None, "reverse": None, "returned": None,

@@ -24,6 +24,7 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
+from payclient.events import sanitize_text
 from payclient.profile import GAVE_UP, ServiceProfile
 from payclient.validation import service_names
 
@@ -32,8 +33,8 @@ __all__ = ["HttpResponse"]
 #: The largest transaction id. §2.5 shows an integer; a service's ids fit into 64 bits.
 MAX_ID = 2**63 - 1
 
-#: Characters that are kept of each text of an error object, and entries of each of its lists.
-MAX_MESSAGE, MAX_ENTRIES = 500, 50
+#: Entries that are kept of each list of an error object.
+MAX_ENTRIES = 50
 
 #: Bytes of an answer that are searched for a transaction id. An error object is a hundredth of it.
 MAX_SEARCHED = 1 << 18
@@ -259,7 +260,7 @@ def _read_details(entries: object) -> tuple[ErrorDetail, ...]:
     """Read `errors` as far as it can be read; descriptions are absent but for field validation (§7)."""
 
     def text(value: object) -> str:
-        return to_printable(value) if isinstance(value, str) else ""
+        return sanitize_text(value) if isinstance(value, str) else ""
 
     def read(entry: dict[str, Any]) -> ErrorDetail:
         code, descriptions = entry.get("errorCode"), entry.get("errorDescriptions")
@@ -272,14 +273,6 @@ def _read_details(entries: object) -> tuple[ErrorDetail, ...]:
 
     found = entries[:MAX_ENTRIES] if isinstance(entries, list) else []
     return tuple(read(entry) for entry in found if isinstance(entry, dict))
-
-
-def to_printable(text: str) -> str:
-    """Return at most 500 characters of a text; those that could forge a log line or block a record are replaced."""
-    text = text[:MAX_MESSAGE]
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def retry_after(response: HttpResponse) -> float | None:
@@ -313,7 +306,7 @@ def make_error(
     kind = refused_as or decide(REFUSAL_CLASSES, answer)
     message = answer.fields.message
     error = kind(
-        (to_printable(message) if isinstance(message, str) else "") or f"HTTP {answer.status}",
+        (sanitize_text(message) if isinstance(message, str) else "") or f"HTTP {answer.status}",
         error_code=answer.error_code,
         errors=answer.fields.errors,
         http_status=answer.status,

@@ -26,7 +26,6 @@ from payclient.answers import (
     make_error,
     parse_json,
     read_fields,
-    to_printable,
     unknown_error,
 )
 from payclient.errors import (
@@ -37,6 +36,7 @@ from payclient.errors import (
     NotReversibleError,
     OutcomeUnknownError,
 )
+from payclient.events import sanitize_text
 from payclient.models import (
     BillTo,
     FormLinks,
@@ -427,7 +427,7 @@ def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]
     for name in names:
         value = entry.get(name)
         if isinstance(value, str) and value.strip():
-            kept[name] = to_printable(value[:MAX_KEPT])
+            kept[name] = sanitize_text(value[:MAX_KEPT])
         elif type(value) is int:
             kept[name] = value
     return kept

@@ -105,7 +105,7 @@ def test_a_published_answer_gives_its_receipt() -> None:
         ({"message": "Fondos Insuficientes"}, "Fondos Insuficientes"), ({"message": None, "messageCode": 16}, "16"),
         ({"message": " ", "messageCode": 0}, None), ({"message": ["Fondos"], "messageCode": "16"}, "16"),
         ({"message": {"es": "Fondos"}, "messageCode": True}, None), ({"message": "x" * 10_000}, "x" * 200), ({}, None),
-        ({"message": "a\nb\x00", "messageCode": 16.5}, "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"),
+        ({"message": "a\nb\x00", "messageCode": 16.5}, "a\\nb\\x00"),
     ],
 )  # fmt: skip
 def test_why_it_was_declined(fields: dict[str, object], reason: str | None) -> None:

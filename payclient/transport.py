@@ -176,7 +176,6 @@ class AiohttpTransport:
         self._proxy_headers: Secret[dict[str, str]] | None = None
         if proxy is not None:
             self._proxy, self._proxy_headers = _read_proxy(proxy)
-        self._is_plain = base_url.startswith("http:")
         self._session: aiohttp.ClientSession | None = None
         self._headers: Mapping[str, str] | None = None
 
@@ -195,7 +194,7 @@ class AiohttpTransport:
                 request.method,
                 self._url(request.path),
                 data=request.body,
-                headers=None if direct else self._headers_by_proxy(request),
+                headers=None if direct else request.headers,
                 allow_redirects=False,
                 proxy_headers=None if self._proxy_headers is None else self._proxy_headers.reveal(),
             )
@@ -216,12 +215,6 @@ class AiohttpTransport:
         finally:
             _call.reset(token)
         raise NotSentError("the connection was dead before the first byte")
-
-    def _headers_by_proxy(self, request: HttpRequest) -> Mapping[str, str] | None:
-        """Return the headers of a request through the proxy, which reads those of plain HTTP itself."""
-        if not self._is_plain or self._proxy_headers is None:
-            return request.headers
-        return {**(request.headers or {}), **self._proxy_headers.reveal()}
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:
         blocks, size = [block], len(block)

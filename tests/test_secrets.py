@@ -514,7 +514,7 @@ async def query():
     connected = loop.create_future()
     server = await asyncio.start_server(lambda *streams: connected.set_result(streams), "127.0.0.1", 0)
     proxy = f"http://user:{sys.argv[1]}@127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    session = payclient.PaySession("http://127.0.0.1:9", "token", proxy=proxy, profile=payclient.PAYPHONE)
+    session = payclient.PaySession("https://127.0.0.1:9", "token", proxy=proxy, profile=payclient.PAYPHONE)
     querying = asyncio.ensure_future(session.status(transaction_id=5))
     reader, writer = await connected
     print(await reader.readuntil(b"\\r\\n\\r\\n"))

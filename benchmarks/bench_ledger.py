@@ -1,4 +1,4 @@
-"""What the SQLite ledger costs: durable writes beside the disk's fsync, CPU per sale, and blocking callers.
+"""What the SQLite ledger costs: durable writes beside the disk's fsync, and CPU per sale.
 
 python benchmarks/bench_ledger.py [--dir DIRECTORY_ON_A_REAL_DISK]
 """
@@ -12,12 +12,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-import payclient
-from _measure import cpu_of, created, interleaved, pin, ratio, record_of, row, sale_of, server
-from payclient import sync
+from _measure import created, interleaved, pin, ratio, record_of, row, sale_of, server
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
@@ -57,21 +54,17 @@ def fsync_rate(directory: str, seconds: float = 0.5) -> float:
 async def durable_writes(directory: str) -> None:
     ledger = await SqliteLedger.open(os.path.join(directory, "writes.db"))
     numbers = count()
-    widths = ((1, 300, ""), (50, 5000, " (target >= 5x)"), (200, 20000, " (target >= 10x)"))
+    widths = ((50, 5000, 5), (200, 20000, 10))
     for width, total, target in widths:
-        ratios, rates, disks = [], [], []
+        ratios = []
         for _ in range(ROUNDS):
             disk = fsync_rate(directory)
             start = time.perf_counter()
             await at_once(ledger, numbers, width, total)
             rate = total / (time.perf_counter() - start)
             ratios.append(rate / disk)
-            rates.append(rate)
-            disks.append(disk)
-        print(
-            f"durable writes, {width:3} at once: {statistics.median(rates):7.0f} a second,"
-            f" fsync {statistics.median(disks):6.0f}: {statistics.median(ratios):5.2f}x{target}"
-        )
+            print(f"      {rate:7.0f} durable writes a second, fsync {disk:6.0f}")
+        row(f"durable writes, {width} at once", statistics.median(ratios), target, "fsync", most=False)
     await ledger.aclose()
 
 
@@ -133,50 +126,11 @@ async def durable_sales(directory: str) -> None:
     await ledger.aclose()
 
 
-async def blocking_sales(directory: str) -> None:
-    """`payclient.sync`: a sale from 50 threads, and from one, beside `tracker.sale` from as many tasks."""
-    pin(0)
-    numbers = count()
-    ledgers = (f"sqlite:{os.path.join(directory, name)}" for name in ("async.db", "sync.db"))
-    async with server() as url, payclient.open_tracker(url, "token", ledger=next(ledgers)) as tracker:
-        blocker = sync.open_tracker(url, "token", ledger=next(ledgers))
-
-        async def wait(_: int) -> object:
-            return await tracker.sale(sale_of(next(numbers)))
-
-        def block(_: int) -> object:
-            return blocker.sale(sale_of(next(numbers)))
-
-        def threads(sales: int, at_once: int) -> float:
-            with ThreadPoolExecutor(at_once) as pool:
-                began = time.process_time()
-                list(pool.map(block, range(sales)))
-                return time.process_time() - began
-
-        for at_once, sales in ((50, 2000), (1, 400)):
-            ours, theirs, seconds = [], [], []
-            for number in range(ROUNDS + 1):
-                began = time.perf_counter()
-                blocked = await asyncio.to_thread(threads, sales, at_once)
-                between = time.perf_counter()
-                awaited = await cpu_of(wait, sales, at_once)
-                if number:  # the first round opens and connects
-                    ours.append(blocked)
-                    theirs.append(awaited)
-                    seconds.append((between - began) / (time.perf_counter() - between))
-            best, other = (min(each) / sales * 1e6 for each in (ours, theirs))
-            print(f"      {best:7.1f} us CPU at best, against {other:.1f} us")
-            what = f"payclient.sync sale, {at_once} at once"
-            row(what, ratio(ours, theirs), 1.5, "await tracker.sale, CPU")
-            row("the same, elapsed", statistics.median(seconds), 1.75, "await tracker.sale, wall time")
-        await asyncio.to_thread(blocker.close)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
     with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as directory:
-        for part in (durable_writes, durable_sales, blocking_sales):
+        for part in (durable_writes, durable_sales):
             asyncio.run(part(directory))
 
 

@@ -1,11 +1,10 @@
 """Which modules of payclient one call runs through: a sale, a notification up to its decision, a wait with one query.
 
-Run: python benchmarks/crossings.py [--ledger sqlite:PATH]. The simulator and test code are not counted.
+Run: python benchmarks/crossings.py. The simulator and test code are not counted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -30,8 +29,8 @@ TARGETS = {"tracker.sale": 16, "a notification up to the decision": 18, "wait() 
 
 
 @contextmanager
-def traced(found: dict[str, set[str]]) -> Iterator[None]:
-    """Collect the modules of payclient in which a function runs meanwhile, each with its functions, in their order."""
+def traced(found: dict[str, None]) -> Iterator[None]:
+    """Collect the modules of payclient in which a function runs meanwhile, in their order."""
     known: dict[CodeType, str | None] = {}
 
     def profile(frame: FrameType, what: str, _: object) -> None:
@@ -44,7 +43,7 @@ def traced(found: dict[str, set[str]]) -> Iterator[None]:
             known[code] = os.fspath(path.relative_to(ROOT)) if inside else None
         name = known[code]
         if name is not None:
-            found.setdefault(name, set()).add(code.co_name)
+            found[name] = None
 
     everywhere = "setprofile_all_threads" if sys.version_info >= (3, 12) else "setprofile"
     getattr(threading, everywhere)(profile)
@@ -56,28 +55,24 @@ def traced(found: dict[str, set[str]]) -> Iterator[None]:
         threading.setprofile(None)  # type: ignore[arg-type]  # None ends it
 
 
-def show(name: str, found: dict[str, set[str]], *, functions: bool) -> bool:
-    print(f"{name}: {len(found)} modules (at most {TARGETS[name]})")
-    for module, names in found.items():
-        print(f"    {module}" + (f": {', '.join(sorted(names))}" if functions else ""))
+def show(name: str, found: dict[str, None]) -> bool:
+    print(f"{name}: {len(found)} modules (at most {TARGETS[name]})", *found, sep="\n    ")
     return len(found) <= TARGETS[name]
 
 
-async def main(ledger: str, *, functions: bool) -> bool:
+async def main() -> bool:
     good = True
     slow = payclient.Fixed(1000.0)  # no query but those that are meant
     async with (
         Simulator(settings=PAYPHONE) as service,
-        payclient.open_tracker(
-            service.url, "token", profile=PROFILE, ledger=ledger, schedule=slow
-        ) as tracker,
+        payclient.open_tracker(service.url, "token", profile=PROFILE, schedule=slow) as tracker,
     ):
         await tracker.sale(sale_of(0))  # what is done once is no part of a sale
-        found: dict[str, set[str]] = {}
+        found: dict[str, None] = {}
         charge = sale_of(1)
         with traced(found):
             sale = await tracker.sale(charge)
-        good &= show("tracker.sale", found, functions=functions)
+        good &= show("tracker.sale", found)
 
         await service.approve(sale.client_transaction_id)
         assert sale.transaction_id is not None
@@ -89,7 +84,7 @@ async def main(ledger: str, *, functions: bool) -> bool:
             await tracker.notify(hint)
             await asyncio.sleep(0.5)
         assert sale.outcome.paid is True
-        good &= show("a notification up to the decision", found, functions=functions)
+        good &= show("a notification up to the decision", found)
 
     quick = payclient.Fixed(0.5)
     async with (
@@ -101,13 +96,9 @@ async def main(ledger: str, *, functions: bool) -> bool:
         found = {}
         with traced(found):
             assert (await sale.wait()).paid is True
-        good &= show("wait() with one query", found, functions=functions)
+        good &= show("wait() with one query", found)
     return good
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ledger", default="memory:")
-    parser.add_argument("--functions", action="store_true", help="list the functions of each module too")
-    options = parser.parse_args()
-    sys.exit(0 if asyncio.run(main(options.ledger, functions=options.functions)) else 1)
+    sys.exit(0 if asyncio.run(main()) else 1)

@@ -1,12 +1,11 @@
 """What the schedule of queries costs and brings, beside what is usual, over eight laws of how people answer.
 
-Run: python benchmarks/bench_schedule.py [--sales N]. Virtual time: the first table is worked out exactly, the second is
+Run: python benchmarks/bench_schedule.py. Virtual time: the first table is worked out exactly, the second is
 the driver itself with a crowd.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import math
@@ -21,7 +20,7 @@ import attrs
 import payclient
 from _measure import row
 from crowd import PROFILE, Service, notify, now, push, tracking
-from payclient.schedule import Attentive, Fixed, Schedule, Steps
+from payclient.schedule import Attentive, Fixed, Schedule
 from payclient.tracking.followup import Followed, Scheduled
 from schedule_table import Crowd, Forecast, forecast, lognormal
 from virtual_loop import run
@@ -83,8 +82,6 @@ def tables() -> None:
         "fixed 2 s": Fixed(2.0),
         "5 s + 2 s": Waited(),
         "1, 2, 4 .. 30 s": Exponential(),
-        "max_queries=8": Attentive(max_queries=8),
-        "10 s, 20 s": Steps((60, 10), (300, 20)),
     }
     print(f"queries @ mean delay in seconds; {'the bound at our delay, and ours':>40}")
     print(f"{'':36} {'bound':>6} {'ours':>11}  " + "  ".join(f"{name:>15}" for name in others))
@@ -230,9 +227,6 @@ def rationed(count: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sales", type=int, default=1500)
-    options = parser.parse_args()
     tables()
-    notifications(options.sales)
-    rationed(options.sales)
+    notifications(1500)
+    rationed(1500)

@@ -1,6 +1,6 @@
 """What `session.sale` costs beside a bare aiohttp POST and beside what people write or use instead.
 
-Run: python benchmarks/bench_session.py [--uvloop] [--rounds N]. The stripe row needs `pip install stripe`.
+Run: python benchmarks/bench_session.py [--uvloop]. The stripe row needs `pip install stripe`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def stripe_call(url: str) -> Callable[[int], Awaitable[object]] | None:
     return call
 
 
-async def main(rounds: int, count: int) -> None:
+async def main() -> None:
     pin(0)
     headers = {"Authorization": "Bearer token", "Content-Type": "application/json"}
     body = encode_sale(full(), DOCUMENT).body
@@ -121,7 +121,7 @@ async def main(rounds: int, count: int) -> None:
         }  # fmt: skip
         if (stripe := stripe_call(url)) is not None:
             calls["stripe async on aiohttp"] = stripe
-        figures = await interleaved(calls, count=count, at_once=AT_ONCE, rounds=rounds)
+        figures = await interleaved(calls, count=3000, at_once=AT_ONCE, rounds=9)
         loop = type(asyncio.get_running_loop()).__module__
         target = 1.50 if loop.startswith("uvloop") else 1.35
         row(f"session.sale on {loop}", ratio(figures[1], figures[0]), target, "bare aiohttp POST + read")
@@ -137,12 +137,9 @@ if __name__ == "__main__":
     steady_heap()
     parser = argparse.ArgumentParser()
     parser.add_argument("--uvloop", action="store_true")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--count", type=int, default=3000)
-    options = parser.parse_args()
-    if options.uvloop:
+    if parser.parse_args().uvloop:
         import uvloop
 
-        uvloop.run(main(options.rounds, options.count))
+        uvloop.run(main())
     else:
-        asyncio.run(main(options.rounds, options.count))
+        asyncio.run(main())

@@ -1,6 +1,6 @@
 """What it costs to follow many open sales, beside an asyncio task with a time-out for each.
 
-Run: python benchmarks/bench_tracker.py [--sales N] [--rounds N].
+Run: python benchmarks/bench_tracker.py [--dir DIRECTORY_ON_A_REAL_DISK].
 """
 
 from __future__ import annotations
@@ -186,13 +186,11 @@ async def longest_stall(until: Callable[[], bool]) -> float:
     return longest
 
 
-async def stall(count: int, directory: str, *, sqlite: bool) -> float:
+async def stall(count: int, directory: str) -> float:
     clock = Clock()
-    ledger: Ledger = Forgetful()
     records = pending_sales(count)
-    if sqlite:
-        ledger = await SqliteLedger.open(os.path.join(directory, "stall.db"))
-        await fill(ledger, records)
+    ledger = await SqliteLedger.open(os.path.join(directory, "stall.db"))
+    await fill(ledger, records)
     sales = polling(clock, ledger, Fixed(1e6))
     for record in records:
         sales.asks.follow(record)
@@ -289,7 +287,7 @@ async def recovery(count: int, directory: str) -> None:
     await ledger.aclose()
 
 
-def imports(rounds: int, directory: str) -> None:
+def imports(directory: str) -> None:
     """CPU of a fresh interpreter; without what an interpreter costs by itself."""
 
     # Compiled once, as an installed package is; the rounds' first one does it for all.
@@ -306,7 +304,7 @@ def imports(rounds: int, directory: str) -> None:
         "pass", "import aiohttp, cattrs", "import payclient", "from payclient import open_tracker, SaleRequest",
     )  # fmt: skip
     figures: dict[str, list[float]] = {program: [] for program in (bare, theirs, ours, used)}
-    for _ in range(rounds):
+    for _ in range(15):
         for program, values in figures.items():
             values.append(cpu(program))
     nothing = statistics.median(figures[bare])
@@ -315,13 +313,13 @@ def imports(rounds: int, directory: str) -> None:
     print(f"      {ratio(spent[used], spent[theirs]):7.2f}x  {used}, which loads what it names")
 
 
-async def main(count: int, rounds: int, directory: str) -> None:
+async def main(directory: str) -> None:
     pin(0)
+    count = 100_000
     await memory(count)
-    await cpu(min(count, 10_000), rounds)
+    await cpu(10_000, 9)
     what = f"{count:,} expiring at once: longest stall"
-    for sqlite, against in ((False, "events taken by a ledger in memory"), (True, "written to SQLite FULL")):
-        row(what, await stall(count, directory, sqlite=sqlite), 5.0, against, unit=" ms")
+    row(what, await stall(count, directory), 5.0, "written to SQLite FULL", unit=" ms")
     print(f"      {await call_later_stall(count):8.2f} ms  with `call_later` per sale, which writes nothing")
     await waiter(count)
     await recovery(10_000, directory)
@@ -329,10 +327,8 @@ async def main(count: int, rounds: int, directory: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sales", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dir", help="for the ledgers' files; on a real disk")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
-        asyncio.run(main(options.sales, options.rounds, place))
-        imports(max(options.rounds, 15), place)
+        asyncio.run(main(place))
+        imports(place)

@@ -1,11 +1,10 @@
 """What building, checking and encoding a full Sale costs beside attrs validators and pydantic.
 
-Run: python benchmarks/bench_wire.py [--rounds N]. The pydantic row needs `pip install pydantic`.
+Run: python benchmarks/bench_wire.py. The pydantic row needs `pip install pydantic`.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -178,7 +177,7 @@ def pydantic() -> Callable[[], bytes] | None:
     )
 
 
-def main(rounds: int, count: int) -> None:
+def main() -> None:
     pin(0)
     bare = twin(SaleRequest, checked=False)
     calls: dict[str, Callable[[], object] | None] = {
@@ -189,10 +188,10 @@ def main(rounds: int, count: int) -> None:
         "unchecked": lambda: bare(**SALE),
     }
     figures: dict[str, list[float]] = {name: [] for name, call in calls.items() if call is not None}
-    for number in range(rounds + 1):
+    for number in range(10):
         for name, call in calls.items():
             if call is not None:
-                figure = time_of(call, count)
+                figure = time_of(call, 20_000)
                 if number:  # the first round warms up
                     figures[name].append(figure)
     for name, row_of in figures.items():
@@ -209,8 +208,4 @@ def main(rounds: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--count", type=int, default=20000)
-    options = parser.parse_args()
-    main(options.rounds, options.count)
+    main()

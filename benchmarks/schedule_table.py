@@ -1,7 +1,7 @@
 """The model behind `payclient.Attentive`: how people answer, the best schedule for it, and what any schedule brings.
 
-Run: python benchmarks/schedule_table.py. Prints the numbers that `payclient/schedule.py` and
-`payclient/batch/estimate.py` hold. Pure; all times are seconds.
+Run: python benchmarks/schedule_table.py. Prints the numbers that `payclient/schedule.py` holds. Pure; all times are
+seconds.
 
 With F the chance that a sale of an age has been answered, S = 1 - F, f the answers per second and h = f / S: a given
 number of queries finds answers soonest if it is spread in proportion to sqrt(h) (Keller 1974, optimum checking
@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import attrs
 
-from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, Attentive, Schedule, first_part
+from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, Schedule, first_part
 
 #: Ages from 0 to the end of the window at which the sums are known; between them they are straight lines.
 POINTS = 1200
@@ -162,11 +162,7 @@ def table() -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    print("payclient/schedule.py")
-    print(f"  price of one second of mean delay: {price_of_a_second():.6f}")
+    print(f"price of one second of mean delay: {price_of_a_second():.6f}")
     ages = table()
     for first in range(0, len(ages), 13):
-        print("   ", ", ".join(f"{age:g}" for age in ages[first : first + 13]) + ",")
-    print("payclient/batch/estimate.py")
-    print(f"  mean seconds that a sale is open: {NORMAL_WINDOW - PRESUMED.waits[-1]:.1f}")
-    print(f"  queries per sale: {forecast(Attentive(), PRESUMED).queries:.1f}")
+        print(", ".join(f"{age:g}" for age in ages[first : first + 13]) + ",")

@@ -195,14 +195,14 @@ async def test_errors_of_the_service_are_read_as_sampled() -> None:
 
 
 async def test_a_status_is_read_like_the_sampled_one() -> None:
-    """Each field of the simulator's answer is one of the sample's, of its type, and gives the same report."""
+    """Each field of the sample is in the simulator's answer, with its type, and gives the same report."""
     seen = sample("status_approved.json")
     async with serving() as (service, session, wire):
         result = await session.sale(SALE)
         await service.approve(result.transaction_id)
         report = await session.status(transaction_id=result.transaction_id)
-        for name, value in wire.last.items():
-            assert type(value) is type(seen[name]), name
+        for name in seen.keys() - {"message"}:  # null there, left out here
+            assert type(wire.last[name]) is type(seen[name]), name
     wanted = decode_status(HttpResponse(200, {}, json.dumps(seen).encode()), SHOP)
     assert report is not None
     assert wanted is not None

@@ -123,7 +123,7 @@ class MerchantApi:
                 answer = self._change(operation, body, account, language)
         except RefusalError as refused:
             books.tally["refused"] += is_counted and not is_query
-            answer = refused.as_json(language, empty_errors=settings.writes_absent)
+            answer = refused.as_json(language)
             not_found, code = settings.not_found
             statuses = {**_HTTP_STATUSES, code: not_found}
             status = statuses.get(refused.key) or settings.error_statuses.get(refused.code or 0, 400)
@@ -162,7 +162,7 @@ class MerchantApi:
         if not seen:
             raise RefusalError(settings.not_found[1])
         answers = [status_of(one, self._books, language) for one in seen]
-        return answers if number is None and settings.client_status_as_array else answers[0]
+        return answers if number is None else answers[0]
 
     def _change(self, operation: str, body: dict[str, Any], account: str, language: Language) -> object:
         if operation == "sale":

@@ -68,8 +68,8 @@ class RefusalError(Exception):
     def key(self) -> int | str:
         return self.message or self.code or ""
 
-    def as_json(self, language: Language, *, empty_errors: bool = True) -> dict[str, object]:
-        """Return the answer's body; with `empty_errors` an empty `errors` is in it."""
+    def as_json(self, language: Language) -> dict[str, object]:
+        """Return the answer's body."""
         answer: dict[str, object] = {"message": say(self.key, language, *self.values)}
         if self.code is None:
             return answer
@@ -80,4 +80,4 @@ class RefusalError(Exception):
             *({"message": say(one, language), "errorCode": one} for one in self.inner),
             *({"message": name, "errorCode": 0, "errorDescriptions": text} for name, text in texts.items()),
         ]
-        return {**answer, "errorCode": self.code, **({"errors": errors} if errors or empty_errors else {})}
+        return {**answer, "errorCode": self.code, **({"errors": errors} if errors else {})}

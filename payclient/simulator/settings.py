@@ -64,15 +64,9 @@ class Settings:
     status_by_client_transaction_id: str | None = field(
         default=None, validator=validators.optional(_client_id_path)
     )
-    #: Not shown: whether the query by the merchant's id answers all its sales or only the newest.
-    client_status_as_array: bool = True
     #: Not shown: the name of the field that carries the state, and its words for the states of §3, else its own word.
     state_field: str = "transactionStatus"
     state_words: Mapping[str, str] = field(factory=dict)
-    #: Not shown: ids, money and state alone, or all fields of the card, the person and the shop.
-    status_detail: Literal["short", "full"] = "short"
-    #: Not shown: whether absent values are written, as null in a status and as an empty `errors` in an error object.
-    writes_absent: bool = True
     #: Status queries answered in any 60 seconds, after which comes 429 with Retry-After; None: all.
     queries_per_minute: int | None = field(default=None, validator=validators.optional(_positive))
     #: Not shown: HTTP status and errorCode of the answer to a query for a transaction that does not exist.

@@ -10,9 +10,7 @@ from .transactions import Form, Transaction
 
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
-#: The fields of a short status, beside the one of the state.
-_SHORT: Final = ("transactionId", "clientTransactionId", "amount", "currency", "statusCode")
-#: The fields of the request that a full status repeats.
+#: The fields of the request that a status repeats.
 _REPEATED: Final = (
     "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4",
     "phoneNumber", "email", "document",
@@ -43,13 +41,12 @@ _EXTERNAL: Final = (
 
 
 def status_of(transaction: Transaction, books: Books, language: Language) -> dict[str, object]:
-    """Return the status object of a transaction, short or full by the settings."""
+    """Return the status object of a transaction, without absent values."""
     settings = books.settings
     awaits = isinstance(transaction, Form) and transaction.awaits_confirmation
     state = settings.states["unconfirmed"] if awaits and settings.confirm_window else transaction.state
     status = _full_status(transaction, books, state, language)
-    names = status.keys() if settings.status_detail == "full" else (*_SHORT, settings.state_field)
-    return {name: status[name] for name in names if status[name] is not None or settings.writes_absent}
+    return {name: value for name, value in status.items() if value is not None}
 
 
 def external_notification(transaction: Transaction, books: Books) -> Mapping[str, object]:

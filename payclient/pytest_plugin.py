@@ -95,13 +95,6 @@ def _asyncio_fixture(function: _Function) -> _Function:
     return cast("_Function", pytest_asyncio.fixture(function))
 
 
-def _takes_all(config: pytest.Config) -> bool:
-    """Return whether pytest-asyncio runs every async fixture, anyio's too."""
-    if not config.pluginmanager.hasplugin("asyncio"):
-        return False
-    return str(config.getoption("asyncio_mode", None) or config.getini("asyncio_mode")) == "auto"
-
-
 @_asyncio_fixture
 async def _asyncio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
     async with pay_service.open_tracker() as tracker:
@@ -119,10 +112,4 @@ def pay_tracker(request: pytest.FixtureRequest) -> Tracker:
     """Open a tracker over `pay_service` with a ledger in memory, in the test's own loop."""
     # A test belongs to one of the two; each opens the tracker in the loop in which it runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
-    if runner == "anyio" and _takes_all(request.config):
-        pytest.fail(
-            "pay_tracker: anyio runs this test, and pytest-asyncio's auto mode takes its fixtures into another loop; "
-            'set asyncio_mode = "strict"',
-            pytrace=False,
-        )
     return cast("Tracker", request.getfixturevalue(f"_{runner}_pay_tracker"))

@@ -145,9 +145,9 @@ def test_under_starlettes_client(pay_service):
     routes = [Route("/pay", pay, methods=["POST"]), Route("/paid", paid), Route("/look", look)]
     with TestClient(Starlette(routes=routes, lifespan=life)) as client:
         assert client.post("/pay").status_code == 202
-        pay_service.control.approve("order-1")
-        query = pay_service.control.notification_query("order-1")
-        assert client.get("/paid?" + query).json()["receipt"] in ("matched", "late")
+        sale = pay_service.control.approve("order-1")
+        query = {"id": sale.transaction_id, "clientTransactionID": "order-1"}
+        assert client.get("/paid", params=query).json()["receipt"] in ("matched", "late")
         assert client.get("/look").json()["paid"] is True
 """
 

@@ -35,9 +35,9 @@ READ: Final = (
 )  # fmt: skip
 #: All operations that another process has.
 OPERATIONS: Final = (
-    *READ, "read_log", "notification_query", "notifications_done", "approve", "reject", "ignore", "forge", "open_form",
-    "pay", "cancel_form", "create_sale", "create_form", "fail_next", "fail_by_chance", "clear_faults", "use_scenario",
-    "use_accounts", "change_settings", "set_time_of_day", "advance", "restart",
+    *READ, "read_log", "notifications_done", "approve", "reject", "ignore", "forge", "open_form", "pay", "cancel_form",
+    "create_sale", "create_form", "fail_next", "fail_by_chance", "clear_faults", "use_scenario", "use_accounts",
+    "change_settings", "set_time_of_day", "advance", "restart",
 )  # fmt: skip
 
 #: JSON's types, with Python's of a value that comes, and the last for an argument that is wanted.

@@ -58,13 +58,6 @@ class Notifications:
         if tasks := [task for task, one in self._tasks.items() if transaction in (None, one)]:
             await asyncio.wait(tasks, timeout=_TIMEOUT)
 
-    def address(self, sale: Transaction, base: str, number: int | None = None) -> str:
-        """Return an address with the notification's two ids behind whatever query it has."""
-        values = (str(number or sale.transaction_id), sale.client_transaction_id)
-        names = self._books.settings.notification_names
-        # A fragment never leaves the client.
-        return with_query(base.partition("#")[0], dict(zip(names, values, strict=True)))
-
     def send_all(self, transaction: Transaction) -> None:
         """Send the notifications of a customer's answer, as the plan of faults lets them."""
         if isinstance(transaction, Sale) and transaction.response_url is not None:
@@ -80,8 +73,11 @@ class Notifications:
             raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
         number = pretended_id or sale.transaction_id
         text = "notification" if number == sale.transaction_id else "forged notification"
-        method = self._books.settings.notification_method
-        self._start(sale, text, number, method, self.address(sale, url, number))
+        settings, values = self._books.settings, (str(number), sale.client_transaction_id)
+        ids = dict(zip(settings.notification_names, values, strict=True))
+        # A fragment never leaves the client.
+        address = with_query(url.partition("#")[0], ids)
+        self._start(sale, text, number, settings.notification_method, address)
 
     def _notify(self, sale: Sale) -> None:
         fault = self._books.faults.next(

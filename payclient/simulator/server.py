@@ -260,10 +260,6 @@ class Simulator(Books):
         self._notifications.send(found, pretended_id)
         await self._delivered(found)
 
-    def notification_query(self, sale: int | str) -> str:
-        """Return the query that the notification of this sale has (§6)."""
-        return self._notifications.address(self.sale(sale), "").removeprefix("?")
-
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
         await self._notifications.delivered()

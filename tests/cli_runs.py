@@ -137,7 +137,7 @@ def crowd(folders: pytest.TempPathFactory, answers: str, window: float = 10) -> 
     simulator = Simulator(
         token=TOKEN,
         settings=settings_of(find_profile(str(profile))),
-        answers=attrs.evolve(Answers.parse(answers), delay=lambda _: 0.01),
+        answers=Answers.parse(answers, delay=(0.01, 0.0)),
         control=True,
     )
     with SimulatorThread(simulator) as thread:

@@ -44,7 +44,7 @@ UNLIMITED = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 @pytest.fixture
 def service() -> Iterator[SimulatorThread]:
     """Its customers approve at once, but for those that are to be refused."""
-    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
+    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=(0.01, 0.0))
     settings = attrs.evolve(PAYPHONE, queries_per_minute=None, refuse_with={"refused": 120})
     with SimulatorThread(Simulator(token="secret", settings=settings, answers=answers)) as thread:
         yield thread

@@ -71,7 +71,7 @@ async def test_every_python_example_runs(
     monkeypatch.setattr(logging.getLogger("payclient"), "handlers", [])
     Path("shop.toml").write_text(blocks("toml", "profile")[0], encoding="utf-8")
     # The customers answer at once, sooner than it is likely: query as soon.
-    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
+    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=(0.01, 0.0))
     shipped: list[str] = []
     async with Simulator(
         token="secret", settings=attrs.evolve(PAYPHONE, queries_per_minute=None), answers=answers

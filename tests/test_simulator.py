@@ -121,11 +121,12 @@ async def test_the_crowd_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 async def test_the_crowd_answers_on_the_clock(merchant: Merchant, clock: ManualClock) -> None:
-    """After its delay, with a notification; a later sale may come earlier; at the window's end the expiry wins."""
-    delays = iter([60.0, 20.0, 60.0, 300.0])
-    answers = Answers(approve=1, reject=0, ignore=0, delay=lambda _: next(delays))
-    async with client_of(clock=clock, answers=answers) as client:
-        sales = [client.service.sales[await client.sale(n, responseUrl=merchant.url)] for n in range(4)]
+    """After its delay, with a notification; a later sale may come earlier; after the window the expiry wins."""
+    async with client_of(clock=clock) as client:
+        sales = []
+        for number, delay in enumerate((60.0, 19.0, 60.0, 301.0)):
+            client.service.answers = Answers(approve=1, reject=0, ignore=0, delay=(delay, 0.0))
+            sales.append(client.service.sales[await client.sale(number, responseUrl=merchant.url)])
         await client.service.ignore(sales[2].transaction_id)  # out of the crowd
         await clock.advance(20)
         assert [sale.how for sale in sales] == [None, "approved", None, None]

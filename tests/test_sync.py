@@ -38,7 +38,7 @@ NOT_HERE = {
 @pytest.fixture
 def service() -> Iterator[SimulatorThread]:
     """The service in a thread; its customers approve at once."""
-    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
+    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=(0.01, 0.0))
     with SimulatorThread(
         Simulator(token="secret", settings=attrs.evolve(PAYPHONE, queries_per_minute=None), answers=answers)
     ) as thread:

@@ -161,7 +161,7 @@ class Books:
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
         if self.answers is not None:
             answer, delay, reason = self.answers.draw(sale.client_transaction_id)
-            if answer != "ignored":  # at the very end the expiry, which was set first, wins
+            if answer != "ignored":
                 self.timetable.after(delay, self._happen, sale, answer, reason)
         return sale
 

@@ -1,7 +1,7 @@
 """The simulated crowd: what each customer does with a push, and after how long; and everyday scenarios by name."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, Literal
 
@@ -11,8 +11,8 @@ from .faults import Fault, Faults
 from .messages import REASONS, Reason
 
 Answer = Literal["approved", "rejected", "ignored"]
-#: (median, sigma) of a lognormal delay in seconds, or a function that draws one.
-Delay = tuple[float, float] | Callable[[Random], float]
+#: (median, sigma) of a lognormal delay in seconds.
+Delay = tuple[float, float]
 
 _CHANCES = ("approve", "reject", "ignore")
 
@@ -39,7 +39,7 @@ class Answers:
         total = self.approve + self.reject + self.ignore
         if not math.isclose(total, 1, abs_tol=1e-9):
             raise ValueError(f"approve, reject and ignore must sum to 1, not {total:g}")
-        if not callable(self.delay) and not (self.delay[0] > 0 and self.delay[1] >= 0):
+        if not (self.delay[0] > 0 and self.delay[1] >= 0):
             raise ValueError("delay must be a median above 0 and a sigma of at least 0")
 
     @classmethod
@@ -63,11 +63,8 @@ class Answers:
         point = chance.random()
         bounds: dict[Answer, float] = {"approved": self.approve, "rejected": self.approve + self.reject}
         answer: Answer = next((each for each, bound in bounds.items() if point < bound), "ignored")
-        if callable(self.delay):
-            delay = max(0.0, self.delay(chance))
-        else:
-            median, sigma = self.delay
-            delay = chance.lognormvariate(math.log(median), sigma)
+        median, sigma = self.delay
+        delay = chance.lognormvariate(math.log(median), sigma)
         return answer, delay, chance.choice(self.reasons) if answer == "rejected" and self.reasons else None
 
 

@@ -125,26 +125,21 @@ class Notifications:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failed:
             # ValueError: what the merchant gave as `responseUrl` is not an address at all.
             error = type(failed).__name__
-        tally = "notifications" if body is None else "external_notifications"
-        self._books.tally[f"{tally}_{'failed' if error else 'sent'}"] += 1
+        self._books.tally[f"notifications_{'failed' if error else 'sent'}"] += 1
+        text += "" if body is None else _acknowledgement(answer)
         client_id = transaction.client_transaction_id
         self._books.log_entry("notification", text, client_id, number, status=status, fault=error)
-        result = error or f"HTTP {status}"
-        if body is not None:
-            transaction.external_notification = _acknowledgement(answer) or result
-        elif number == transaction.transaction_id:
-            transaction.notification = result
 
 
-def _acknowledgement(answer: bytes) -> str | None:
-    """Return the word for the merchant's answer to an external notification; None for another answer."""
+def _acknowledgement(answer: bytes) -> str:
+    """Return the word for the merchant's answer to an external notification; empty for another answer."""
     try:
         said = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return None
+        return ""
     match said:
         case {"Response": True, "ErrorCode": "000"}:
-            return "acknowledged"
+            return ", acknowledged"
         case {"Response": False, "ErrorCode": "333"}:
-            return "duplicate"
-    return None
+            return ", duplicate"
+    return ""

@@ -33,10 +33,6 @@ class Transaction:
     reason: Reason | None = None
     #: Given back by the merchant's Reverse, or by the service because it was not confirmed.
     reversal: Literal["merchant", "unconfirmed"] | None = None
-    #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.
-    notification: str | None = None
-    #: The same of the external notification; "acknowledged" or "duplicate" for an answer in the service's words.
-    external_notification: str | None = None
     #: The texts of the request by their names, and what the customer typed of the cardholder's data (§2.3).
     texts: dict[str, str] = field(repr=False)
 
@@ -120,8 +116,6 @@ class Counts:
     reversed: int = 0
     reversed_unconfirmed: int = 0
     collected: int = 0
-    external_notifications_sent: int = 0
-    external_notifications_failed: int = 0
     #: How many sales were created under one client transaction id, where that is more than one.
     duplicates: Mapping[str, int]
 

@@ -227,7 +227,7 @@ async def test_an_argument_that_cannot_be_is_told(
     """With a message, and nothing is changed."""
     status, told = await call(operation, **arguments)
     assert (status, list(told)) == (expected, ["message"])
-    assert (client.service.faults.script, client.service.faults.chances.chances) == ([], {})
+    assert (client.service.faults.script, client.service.faults.chances) == ([], {})
 
 
 async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Any, service: Simulator) -> None:
@@ -267,7 +267,7 @@ async def test_the_page_makes_samples_without_a_token_and_chooses_scenarios() ->
         assert choices["scenarios"] == {name: one.meaning for name, one in SCENARIOS.items()}
         assert (await call("use_scenario", name="flaky-gateway"))[0] == 200
         chosen = SCENARIOS["flaky-gateway"]
-        assert (service.faults.chances, service.answers) == (chosen.faults, chosen.answers)
+        assert (service.faults.chances, service.answers) == (chosen.chances, chosen.answers)
 
 
 # The OpenAPI document

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import payclient
 from fake_service import PROFILE as PLAIN
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
-from payclient.simulator import PAYPHONE, SCENARIOS, Fault, FaultPlan, Faults, JumpClock, Simulator
+from payclient.simulator import PAYPHONE, SCENARIOS, Fault, Faults, JumpClock, Simulator
 from payclient.simulator.faults import KINDS
 from ports import served
 from simulated import QUERIES, until
@@ -297,7 +297,7 @@ def test_the_order_of_arrival_changes_no_fault(
     """The n-th exchange of an id meets the same fault whatever happened in between."""
 
     def befallen(order: list[tuple[str, str]]) -> dict[tuple[str, str], list[Fault | None]]:
-        plan, result = FaultPlan(Faults(chances, seed=seed)), dict[tuple[str, str], list[Fault | None]]()
+        plan, result = Faults(chances, seed=seed), dict[tuple[str, str], list[Fault | None]]()
         for operation, key in order:
             result.setdefault((operation, key), []).append(plan.next(operation, key))
         return result
@@ -317,7 +317,7 @@ async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> 
     service.clear_faults()
     assert plan.next("sale", "a", "a") is None
     assert plan.done == {"stall": 2, "reset": 1, "html": 2}
-    drawn = FaultPlan(Faults({Fault("html"): 0.5}))
+    drawn = Faults({Fault("html"): 0.5})
     assert {drawn.next("sale", "a") for _ in range(20)} == {None, Fault("html")}, "each request draws anew"
 
 

@@ -86,7 +86,7 @@ def simulate(
             simulator.answers = attrs.evolve(crowd, delay=pace, seed=seed)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    simulator.faults.chances = attrs.evolve(simulator.faults.chances, seed=seed)
+    simulator.faults.seed = seed
     asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 

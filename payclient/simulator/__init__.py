@@ -7,7 +7,7 @@
 """
 
 from .clock import JumpClock, ServiceClock
-from .faults import Fault, FaultPlan, Faults
+from .faults import Fault, Faults
 from .messages import RefusalError
 from .scenarios import SCENARIOS, TEST_MODE, Answers, Scenario
 from .server import Simulator, SimulatorThread
@@ -21,7 +21,6 @@ __all__ = [
     "Answers",
     "Counts",
     "Fault",
-    "FaultPlan",
     "Faults",
     "Form",
     "JumpClock",

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from attrs import Factory, define, field, fields_dict
 
 from .clock import JumpClock, ServiceClock, Timetable
-from .faults import FaultPlan
+from .faults import Faults
 from .messages import Reason, RefusalError
 from .rules import valid_body
 from .scenarios import Answers
@@ -35,8 +35,8 @@ class Books:
     settings: Settings = field(factory=Settings)
     #: The simulated customers of later sales; None: no customer answers by itself.
     answers: Answers | None = None
-    #: The plan of faults; `done` counts those that happened.
-    faults: FaultPlan = field(default=None, converter=FaultPlan)
+    #: The faults to come; `done` counts those that happened.
+    faults: Faults = field(factory=Faults)
     timetable: Timetable = field(
         default=Factory(lambda self: Timetable(self.clock), takes_self=True), init=False
     )

@@ -11,7 +11,7 @@ from itertools import product
 from random import Random
 from typing import Final
 
-from attrs import asdict, field, frozen, validators
+from attrs import asdict, define, field, frozen, validators
 
 #: The operations that a fault may affect; "any" is every request of the merchant's.
 OPERATIONS: Final = ("sale", "prepare", "status", "confirm", "cancel", "reverse", "any", "notification")
@@ -104,52 +104,44 @@ class Fault:
         return meant and self.client_transaction_id in (None, client_transaction_id)
 
 
-@frozen
-class Faults:
-    """Faults by chance: what may go wrong, and how likely (above 0, at most 1), repeatable by the seed.
+def _check_chances(_: object, __: object, chances: Mapping[Fault, float]) -> None:
+    for fault, chance in chances.items():
+        if not (type(chance) in (int, float) and 0 < chance <= 1):
+            raise ValueError(f"the chance of {fault.kind} must be above 0 and at most 1")
+    identifiers = {None, *(fault.client_transaction_id for fault in chances)}
+    for operation, identifier in product(OPERATIONS, identifiers):
+        total = sum(one for fault, one in chances.items() if fault.applies_to(operation, identifier))
+        if total > 1 + 1e-9:
+            raise ValueError(f"the chances of all faults of {operation} must sum to at most 1, not {total:g}")
 
-    The chances of all faults of one operation must sum to at most 1; ValueError otherwise.
+
+@define(eq=False)
+class Faults:
+    """The faults of one service: first the scripted ones, then those by chance, repeatable by the seed.
+
+    A chance is above 0 and at most 1, and those of all faults of one operation sum to at most 1; ValueError otherwise.
     """
 
-    chances: Mapping[Fault, float] = field(factory=dict)
+    chances: Mapping[Fault, float] = field(factory=dict, validator=_check_chances)
     seed: int = field(default=0, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        for fault, chance in self.chances.items():
-            if not (type(chance) in (int, float) and 0 < chance <= 1):
-                raise ValueError(f"the chance of {fault.kind} must be above 0 and at most 1")
-        identifiers = {None, *(fault.client_transaction_id for fault in self.chances)}
-        for operation, identifier in product(OPERATIONS, identifiers):
-            total = sum(one for fault, one in self.chances.items() if fault.applies_to(operation, identifier))
-            if total > 1 + 1e-9:
-                raise ValueError(
-                    f"the chances of all faults of {operation} must sum to at most 1, not {total:g}"
-                )
-
-
-class FaultPlan:
-    """The faults to come: first the scripted ones, then those by chance."""
-
-    def __init__(self, faults: Faults | None = None) -> None:
-        #: How often each kind has happened.
-        self.done: Counter[str] = Counter()
-        self.chances: Faults = Faults() if faults is None else faults
-        #: Scripted faults that have not happened yet, with how often.
-        self.script: list[tuple[Fault, int]] = []
-        self._requests: Counter[tuple[str, str]] = Counter()  # of each operation, by key
+    #: Scripted faults that have not happened yet, with how often.
+    script: list[tuple[Fault, int]] = field(factory=list, init=False)
+    #: How often each kind has happened.
+    done: Counter[str] = field(factory=Counter, init=False)
+    _requests: Counter[tuple[str, str]] = field(factory=Counter, init=False)  # of each operation, by key
 
     def as_json(self) -> dict[str, object]:
         return {
             "script": [{**fault.as_json(), "times": times} for fault, times in self.script],
-            "chances": [{**fault.as_json(), "chance": one} for fault, one in self.chances.chances.items()],
-            "seed": self.chances.seed,
+            "chances": [{**fault.as_json(), "chance": one} for fault, one in self.chances.items()],
+            "seed": self.seed,
             "done": dict(self.done),
         }
 
     def next(self, operation: str, key: str, client_transaction_id: str | None = None) -> Fault | None:
         """Return the fault of this exchange, used up and counted."""
         fault = self._scripted(operation, client_transaction_id)
-        if fault is None and self.chances.chances:
+        if fault is None and self.chances:
             fault = self._drawn(operation, key, client_transaction_id)
         if fault is not None:
             self.done[fault.kind] += 1
@@ -164,9 +156,9 @@ class FaultPlan:
 
     def _drawn(self, operation: str, key: str, client_transaction_id: str | None) -> Fault | None:
         self._requests[operation, key] += 1
-        text = json.dumps([self.chances.seed, operation, key, self._requests[operation, key]])
+        text = json.dumps([self.seed, operation, key, self._requests[operation, key]])
         point = Random(text).random()  # noqa: S311 - no secret
-        for fault, chance in self.chances.chances.items():
+        for fault, chance in self.chances.items():
             if fault.applies_to(operation, client_transaction_id):
                 if point < chance:
                     return fault

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from .faults import Fault, Faults
+from .faults import Fault
 from .messages import REASONS, Reason
 
 Answer = Literal["approved", "rejected", "ignored"]
@@ -74,11 +74,11 @@ TEST_MODE: Final = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=(1.0, 0.0)
 
 @frozen
 class Scenario:
-    """Customers and faults; without `answers` no customer answers by itself."""
+    """Customers, and the chances of faults; without `answers` no customer answers by itself."""
 
     meaning: str
     answers: Answers | None = None
-    faults: Faults = Faults()
+    chances: Mapping[Fault, float] = field(factory=dict)
 
 
 def _all(answer: str) -> Answers:
@@ -99,30 +99,30 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "lost-answer": Scenario(
         "Every Sale is created and its answer is lost; everybody approves.",
         _all("approve"),
-        Faults({Fault("reset"): 1.0}),
+        {Fault("reset"): 1.0},
     ),
     "flaky-gateway": Scenario(
         "4 of 10 requests meet a gateway's HTML, a 503, a 429, a reset or a cut body, executed or not.",
         _all("approve"),
-        Faults({
+        {
             Fault("html", operation="any"): 0.1,
             Fault("html", operation="any", when="after", status=504): 0.05,
             Fault("error", operation="any"): 0.1,
             Fault("throttle", operation="any", retry_after=1): 0.05,
             Fault("reset", operation="any", when="before"): 0.05,
             Fault("cut", operation="any"): 0.05,
-        }),
+        },
     ),
     "noisy-notifications": Scenario(
         "Notifications come early, late, twice, beside a forged one, or never.",
         _all("approve"),
-        Faults({
+        {
             Fault("early"): 0.2,
             Fault("late", seconds=10.0): 0.3,
             Fault("duplicate"): 0.3,
             Fault("forged"): 0.3,
             Fault("lost"): 0.1,
-        }),
+        },
     ),
 }  # fmt: skip
 

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import Any, Final, Self
 
 from aiohttp import web
-from attrs import asdict, define, evolve, field
+from attrs import asdict, define, field
 from yarl import URL
 
 from .books import Books
 from .clock import JumpClock, sleep
 from .control_api import control_routes
-from .faults import KINDS, Fault
+from .faults import KINDS, Fault, Faults
 from .form_pages import form_routes
 from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
@@ -67,7 +67,7 @@ class Simulator(Books):
         `options` are the constructor's.
         """
         chosen = scenario(name)
-        return cls(**{"answers": chosen.answers, "faults": chosen.faults, **options})
+        return cls(**{"answers": chosen.answers, "faults": Faults(chosen.chances), **options})
 
     async def __aenter__(self) -> Self:
         if self._url:
@@ -192,20 +192,19 @@ class Simulator(Books):
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
         """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
-        chances = self.faults.chances
-        self.faults.chances = evolve(chances, chances={**chances.chances, fault: chance})
+        self.faults.chances = {**self.faults.chances, fault: chance}
 
     def clear_faults(self) -> None:
         """Drop all faults to come; those that happened stay counted."""
         self.faults.script.clear()
-        self.faults.chances = evolve(self.faults.chances, chances={})
+        self.faults.chances = {}
 
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
         self.answers: Answers | None = chosen.answers
         self.faults.script.clear()
-        self.faults.chances = chosen.faults
+        self.faults.chances = chosen.chances
         self.log_entry("service", f"scenario {name}")
 
     # Results

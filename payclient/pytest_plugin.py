@@ -5,9 +5,9 @@ runs in a thread of its own, so the tests may run under pytest-asyncio, under an
 Starlette's TestClient. (PYTEST_DONT_REWRITE: it asserts nothing, so who imports `PayService` for a type is not warned.)
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -19,9 +19,12 @@ from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
 from payclient.tracking.context import open_tracker
 from payclient.tracking.tracker import Tracker
 
-__all__ = ["PayService"]
+try:  # pytest-asyncio's fixture serves its strict mode, too
+    from pytest_asyncio import fixture as _asyncio_fixture
+except ImportError:
+    _asyncio_fixture = pytest.fixture  # type: ignore[assignment]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+__all__ = ["PayService"]
 
 _TOKEN = "simulated"  # noqa: S105 - of the simulator
 _BEAT = 0.05  # seconds between two queries of one sale: tests do not wait
@@ -84,15 +87,6 @@ def payphone_service() -> Iterator[PayService]:
     """
     settings = attrs.evolve(simulator.PAYPHONE, queries_per_minute=None)
     yield from _serve(settings, attrs.evolve(PAYPHONE, queries_per_minute=None))
-
-
-def _asyncio_fixture(function: _Function) -> _Function:
-    """Make a fixture of pytest-asyncio, also in its strict mode; without pytest-asyncio, one of pytest."""
-    try:
-        import pytest_asyncio
-    except ImportError:
-        return cast("_Function", pytest.fixture(function))
-    return cast("_Function", pytest_asyncio.fixture(function))
 
 
 @_asyncio_fixture

@@ -807,7 +807,9 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         assert b"cookie" not in data
         assert b"expect" not in data
         host = b"HTTP/1.1\r\nHost: " + url.removesuffix("/").split("//")[1].encode() + b"\r\n"
-        assert server.data.count(host) == data.count(b"\r\nhost:") == 2  # the first field of each (RFC 9110, 7.2)
+        assert (
+            server.data.count(host) == data.count(b"\r\nhost:") == 2
+        )  # the first field of each (RFC 9110, 7.2)
         length = len(server.bodies()[0])
         assert data.count(b"\r\ncontent-length: %d\r\n" % length) == data.count(b"\r\ncontent-length:") == 1
         assert b"transfer-encoding" not in data

@@ -100,8 +100,8 @@ FORM = (
     [
         ("charge", "FILE requires an argument"),
         ("charge none.csv --dry-run", "none.csv: cannot be read"),
-        ("charge x.csv --ledger sqlite:x.db --base-url http://pay.example", "must be https"),
-        ("charge x.csv --ledger memory: --base-url http://127.0.0.1:1", "sqlite:PATH"),
+        ("charge x.csv --ledger memory: --base-url http://pay.example", "must be https"),
+        ("charge x.csv --ledger memory: --base-url https://pay.example", "sqlite:PATH"),
         ("charge x.csv --base-url https://pay.example", "--ledger"),
         ("charge x.csv", "--base-url"),
         ("charge x.csv --dry-run --max-in-flight 0", "--max-in-flight"),

@@ -143,7 +143,7 @@ def test_what_charges_take_from_elsewhere_is_not_missed(
         (["--base-url", "http://127.0.0.1:1"], "with a blank", "blanks"),
         (["--base-url", "http://127.0.0.1:1"], TOKEN, "not reachable: ClientConnectorError (ECONNREFUSED)"),
         (["--base-url", "https://127.0.0.1:{port}"], TOKEN, "ClientConnectorSSLError"),  # it has no TLS
-        (["--ledger", "memory:"], TOKEN, "ends with this command"),
+        (["--base-url", "https://pay.invalid", "--ledger", "memory:"], TOKEN, "forgets what was charged"),
         (["--ledger", "sqlite:no/such/place.db"], TOKEN, "directory does not exist"),
         (["--ledger", "sqlite:shop.toml"], TOKEN, "not a SQLite database"),
         (["--ledger", "mysql:x"], TOKEN, "a ledger is"),

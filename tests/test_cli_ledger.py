@@ -318,7 +318,7 @@ REFUSE = "resolve --as refused --actor ana --reason portal"
         ("export --out charges.db", "is there already"),
         ("export --out nowhere/out.csv", "cannot be written"),
         ("list --ledger=", "give --ledger"),
-        ("list --ledger memory:", "ends with this command"),
+        ("list --ledger memory:", "ended with its process"),
         ("list --ledger paper:", "a ledger is"),
         *(
             (f"{command} --ledger sqlite:slip.db", "there is no ledger at")

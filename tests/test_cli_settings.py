@@ -54,10 +54,10 @@ def test_a_file_beside_the_charges_has_all_settings(
 def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """And doctor says where each value is from."""
     monkeypatch.chdir(shop)
-    monkeypatch.setenv("PAYCLIENT_LEDGER", f"sqlite:{shop / 'mine.db'}")
+    monkeypatch.setenv("PAYCLIENT_LEDGER", "memory:")
     assert main(["doctor", "--profile", "payphone"]) == 0
     out = capfd.readouterr().out
-    assert f"ledger: sqlite:{shop / 'mine.db'}, from PAYCLIENT_LEDGER" in out
+    assert "ledger: memory:, from PAYCLIENT_LEDGER" in out
     assert "profile: payphone, from --profile" in out
     assert f"from {shop / 'payclient.toml'}" in next(line for line in out.splitlines() if "base_url" in line)
     assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out

@@ -18,7 +18,7 @@ from rich.markup import escape
 from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, durable, location_of, profile_of
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
 from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
@@ -27,6 +27,7 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.session import describe_failure
 from payclient.transport import AiohttpTransport
+from payclient.validation import is_loopback
 from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 
@@ -61,10 +62,11 @@ def doctor(
     about = list(check_named(options.profile))
     # A bad profile is one result; the other checks go on without it.
     known = options if about[0].level == "ok" else attrs.evolve(options, profile=None)
-    levels = _show("settings", check_settings(known))
+    levels, address = _show("settings", check_settings(known)), None
     if levels[0] == "ok":
-        levels += _show("network", check_reach(known.address()))
-    levels += _show("ledger", [asyncio.run(check_ledger(ledger))])
+        address = known.address()
+        levels += _show("network", check_reach(address))
+    levels += _show("ledger", [asyncio.run(check_ledger(ledger, address))])
     levels += _show("profile", about)
     if site is not None:
         levels += _show("site", check_site(site))
@@ -149,14 +151,17 @@ def check_reach(base_url: str) -> Iterator[Check]:
     yield Check("ok", text("doctor.reached", status=answer.status))
 
 
-async def check_ledger(url: str | None) -> Check:
+async def check_ledger(url: str | None, base_url: str | None) -> Check:
     """Check whether the ledger opens with what safety needs. If none exists, make a trial one in its directory."""
     if not url:
         return Check("gap", text("doctor.no_ledger", how=reason(NO_LEDGER)))
     kind, _, path = url.partition(":")
+    if kind == "memory":
+        here = is_loopback(urlsplit(base_url or "").hostname or "")
+        return Check("note" if here else "wrong", text("doctor.memory"))
     try:
         try:
-            async with aclosing(await open_ledger(durable(url), create=False)) as book:
+            async with aclosing(await open_ledger(url, create=False)) as book:
                 states = [record.state async for record in book.unfinished()]
         except LedgerMissingError:
             if kind != "sqlite":

@@ -16,7 +16,7 @@ from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS, TIMES
-from payclient.cli.settings import LedgerUrl, Yes, durable, final_queries
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, Yes, final_queries
 from payclient.cli.tables import csv_line, json_line
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
@@ -43,7 +43,7 @@ async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Led
     """Open the ledger of a URL, which must exist. Without `changes` another process may have it open."""
     try:
         # A ledger made here would make a mistyped address look like an empty ledger.
-        async with aclosing(await open_ledger(durable(url), create=False, read_only=not changes)) as book:
+        async with aclosing(await open_ledger(_given(url), create=False, read_only=not changes)) as book:
             yield book
     except LedgerInUseError as error:
         who = "another process" if error.owner is None else f"process {error.owner}"
@@ -52,6 +52,14 @@ async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Led
             "To look at it meanwhile use `payclient ledger list` or `show`; to try this out, a copy by `payclient "
             "ledger backup`"
         ) from None
+
+
+def _given(url: str | None) -> str:
+    if not url:
+        raise ConfigurationError(NO_LEDGER)
+    if url.startswith("memory:"):
+        raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
+    return url
 
 
 async def newest(book: Ledger, identifier: str) -> Record:
@@ -207,7 +215,7 @@ def _what(change: Change) -> str:
 
 async def init(*, ledger: LedgerUrl = None) -> None:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
-    async with aclosing(await open_ledger(durable(ledger))) as book:
+    async with aclosing(await open_ledger(_given(ledger))) as book:
         words = text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
     terminal.say(words)
 
@@ -217,7 +225,7 @@ async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> None:
 
     A restored copy does not know what was charged after it was made.
     """
-    await backup_ledger(durable(ledger), file)
+    await backup_ledger(_given(ledger), file)
     terminal.say(text("ledger.backup", file=file.absolute()))
 
 
@@ -229,7 +237,7 @@ async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) 
     :param before: Only what was decided before this day begins (UTC), as 2026-01-31.
     :param to: A new file.
     """
-    url = durable(ledger)
+    url = _given(ledger)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
     count = await archive_ledger(url, begins, to)
     terminal.say(text("ledger.archived", count=count, file=to.absolute()))

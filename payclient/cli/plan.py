@@ -56,7 +56,7 @@ class Known:
 
 async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
     """Look the rows up in the ledger, which another process may have open."""
-    if not options.ledger:
+    if not options.ledger or options.ledger.startswith("memory:"):
         return Known(new=True)
     try:
         book = await open_ledger(options.ledger, read_only=True)

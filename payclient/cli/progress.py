@@ -57,7 +57,7 @@ class Progress:
     def begin(self, location: str) -> None:
         """Show that the run begins, and where the ledger is, in which people can look at it meanwhile."""
         self._emit("begin", rows=self._rows)
-        if self._look == "auto":
+        if self._look == "auto" and not location.startswith("memory:"):
             terminal.say(text("run.look", ledger=shlex.quote(location)), whole=True)
 
     async def show(self) -> None:

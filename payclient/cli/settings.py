@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import Group, Parameter, Token
@@ -22,6 +23,7 @@ from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.session import Exchange, PaySession
 from payclient.tracking.context import open_tracker
 from payclient.tracking.tracker import Tracker
+from payclient.validation import is_loopback
 
 
 def _number(kind: type[int] | type[float], pattern: str, fault: str) -> Parameter:
@@ -117,11 +119,15 @@ class ChargeOptions(ServiceOptions):
     def check(self, *, dry_run: bool = False) -> None:
         """Raise `ConfigurationError` for a bad setting, or a missing one; a dry run may lack them."""
         if self.loaded_profile.base_url or self.base_url or not dry_run:
-            self.address()
-        if self.ledger or not dry_run:
-            durable(self.ledger)
+            host = urlsplit(self.address()).hostname
+            if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
+                raise ConfigurationError(
+                    "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
+                )
         if self.has_token or not dry_run:
             self.token()
+        if not (self.ledger or dry_run):
+            raise ConfigurationError(NO_LEDGER)
 
     @asynccontextmanager
     async def tracker(
@@ -134,7 +140,7 @@ class ChargeOptions(ServiceOptions):
                 self.token(),
                 ledger=self.ledger or "",
                 profile=self.loaded_profile,
-                create=self.new_ledger,
+                create=self._may_make,
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
@@ -144,11 +150,15 @@ class ChargeOptions(ServiceOptions):
 
     def check_missing(self) -> None:
         """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
-        if not self.new_ledger:
+        if not self._may_make:
             raise ConfigurationError(
                 f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
                 "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
             ) from None
+
+    @property
+    def _may_make(self) -> bool:
+        return self.new_ledger or self.ledger == "memory:"
 
 
 @Parameter(name="*", group=Group("How fast, and how long", sort_key=2))
@@ -184,15 +194,6 @@ class Limits:
 def final_queries(window: float) -> float:
     """Return the seconds from the end of a sale's window to its last scheduled query."""
     return sum(FINAL_QUERY_DELAYS) * window / NORMAL_WINDOW
-
-
-def durable(url: str | None) -> str:
-    """Return a ledger's address. Raises `ConfigurationError` for none, and for a ledger that ends with its process."""
-    if not url:
-        raise ConfigurationError(NO_LEDGER)
-    if url.startswith("memory:"):
-        raise ConfigurationError("a memory: ledger ends with this command: use sqlite:PATH")
-    return url
 
 
 def location_of(ledger: str | None) -> str:

@@ -38,7 +38,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
-from payclient.events import DecidedRefused, Evidence, FoundAccepted, Prepared, Returned
+from payclient.events import DecidedRefused, Event, Evidence, FoundAccepted, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
@@ -180,22 +180,18 @@ async def test_a_crash_between_return_and_confirm_is_recovered(
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
-@pytest.mark.parametrize("operation", ["history", "apply"])
 async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
-    service: FakeService,
-    monkeypatch: pytest.MonkeyPatch,
-    profile: payclient.ServiceProfile,
-    operation: str,
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
 ) -> None:
     """It is claimed by then, so that no other process confirms it, beside a sale that died as it was being sent."""
     monkeypatch.setattr(leases, "RENEW", 0.02)
     ledger = SharedLedger()
     others, failed = SharedLedger(ledger), asyncio.Event()
-    works = getattr(others, operation)
+    works = others.apply
 
-    async def fail_once(*arguments: object) -> object:
+    async def fail_once(record: Record, event: Event) -> Record:
         if failed.is_set():
-            return await works(*arguments)
+            return await works(record, event)
         failed.set()
         raise payclient.LedgerUnavailableError("gone")
 
@@ -206,7 +202,7 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     await ledger.apply(await record_in(ledger, "form-1"), event)
     await ledger.permit(Record(client_transaction_id="died", created_at=service.clock.time()))
     async with tracking(service, others, profile) as other:
-        monkeypatch.setattr(others, operation, fail_once)
+        monkeypatch.setattr(others, "apply", fail_once)
         ledger.holders |= dict.fromkeys(ledger.holders, (None, 0.0))
         await failed.wait()
         for _ in range(100):  # of both times

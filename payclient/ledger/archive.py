@@ -106,7 +106,7 @@ async def _move(database: Database, block: int, before: float, path: str) -> int
         if attempts:
             _append(path, _lines(attempts, await database.fetch("archivable_changes", numbers)))
             ids = json.dumps([attempt[0] for attempt in attempts])
-            await database.fetch("archive", (ids, time.time()))
+            await database.fetch("archive", (time.time(), ids))
             await database.fetch("delete_archived_changes", numbers)
             await database.fetch("delete_archived_attempts", numbers)
     return len(attempts)

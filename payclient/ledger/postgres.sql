@@ -147,16 +147,13 @@ BEGIN
     PERFORM pg_advisory_xact_lock($1);
     IF cardinality($4) > 0 THEN
         RETURN QUERY WITH permitted AS (
-            INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
-                amount, currency, created_at, purchase, links_dead_at, beside_open_form, owner, ask)
+            INSERT INTO payclient.attempts AS a (id, {permit}, owner, ask)
             SELECT new.*, $1,
                 1 + greatest((SELECT coalesce(max(ask), 0) FROM payclient.attempts WHERE purchase = new.purchase),
                     (SELECT max(ask) FROM payclient.archived WHERE purchase = new.purchase))
             FROM (
                 SELECT nextval('payclient.cursors'), u.*
-                FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u (client_transaction_id, attempt,
-                    kind, digest, lane, credentials, amount, currency, created_at, purchase, links_dead_at,
-                    beside_open_form)
+                FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u ({permit})
             ) AS new
             WHERE (new.attempt = 1 OR EXISTS (
                 SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
@@ -181,21 +178,13 @@ BEGIN
     END IF;
     IF cardinality($16) > 0 THEN
         RETURN QUERY WITH changed AS (
-            INSERT INTO payclient.changes AS c (attempt_id, version, at, event, evidence, detail, before, after,
-                state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
-                error_type, messages, reason, receipt)
-            SELECT a.id, v.version, v.at, v.event, v.evidence, v.detail, v.before, v.after,
-                v.state_evidence, v.transaction_id, v.expires_at, v.candidate_ids, v.notified_at, v.decided_at,
-                v.error_code, v.error_type, v.messages, v.reason, v.receipt
+            INSERT INTO payclient.changes AS c (attempt_id, {facts})
+            SELECT id, {facts}
             FROM unnest($16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34,
-                $35)
-                AS v (client_transaction_id, attempt, version, at, event, evidence, detail, before, after,
-                    state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
-                    error_type, messages, reason, receipt)
-            JOIN payclient.attempts AS a
-                ON a.client_transaction_id = v.client_transaction_id AND a.attempt = v.attempt
-            WHERE v.event <> 'NotSent' OR a.owner = $1
-            ORDER BY a.id
+                $35) AS v (client_transaction_id, attempt, {facts})
+            JOIN payclient.attempts USING (client_transaction_id, attempt)
+            WHERE event <> 'NotSent' OR owner = $1
+            ORDER BY id
             ON CONFLICT DO NOTHING RETURNING c.attempt_id, c.event, c.before, c.after
         ), opened AS (
             INSERT INTO payclient.open_attempts (attempt_id, holder, due)
@@ -292,14 +281,8 @@ END $$;
 
 CREATE FUNCTION payclient.check_archived() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (
-        new.client_transaction_id, new.attempt, new.kind, new.digest, new.credentials, new.amount, new.currency,
-        new.state, new.evidence, new.version, new.transaction_id, new.created_at, new.decided_at, new.purchase,
-        new.links_dead_at, new.ask
-    ) IS DISTINCT FROM (
-        SELECT (client_transaction_id, attempt, kind, digest, credentials, amount, currency,
-            state, evidence, version, transaction_id, created_at, decided_at, purchase,
-            links_dead_at, (SELECT ask FROM payclient.attempts WHERE id = new.id))
+    IF ({new_kept}, new.ask) IS DISTINCT FROM (
+        SELECT ({kept}, (SELECT ask FROM payclient.attempts WHERE id = new.id))
         FROM payclient.live_records
         WHERE id = new.id AND NOT EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = new.id)
     ) THEN
@@ -442,14 +425,9 @@ LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN SHARE 
 
 -- The ids of these are in a JSON array.
 -- name: archive
-INSERT INTO payclient.archived (id, client_transaction_id, attempt, ask, kind, digest, credentials, amount, currency,
-    state, evidence, version, transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at,
-    archived_at)
-SELECT r.id, r.client_transaction_id, r.attempt, a.ask, r.kind, r.digest, r.credentials, r.amount, r.currency,
-    r.state, r.evidence, r.version, r.transaction_id, r.created_at, r.decided_at, r.error_code, r.error_type,
-    r.purchase, r.links_dead_at, $2
-FROM payclient.live_records AS r JOIN payclient.attempts AS a USING (id)
-WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
+INSERT INTO payclient.archived ({kept}, archived_at, ask)
+SELECT {kept}, $1, (SELECT ask FROM payclient.attempts AS a WHERE a.id = r.id) FROM payclient.live_records AS r
+WHERE id IN (SELECT value::bigint FROM json_array_elements_text($2::json))
 
 -- What an opening of the ledger had asked before it lost its connection is done or undone once this is answered.
 -- name: wait_for_own

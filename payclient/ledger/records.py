@@ -54,7 +54,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-_permit_fields = attrgetter(*COLUMNS["whole_attempt"][1:])
+_PERMIT, _FACTS = COLUMNS["whole_attempt"][1:], COLUMNS["whole_change"][2:]
+#: What the ledger keeps of an attempt that was archived.
+_KEPT = (
+    "id", "client_transaction_id", "attempt", "kind", "digest", "credentials", "amount", "currency", "state",
+    "evidence", "version", "transaction_id", "created_at", "decided_at", "error_code", "error_type", "purchase",
+    "links_dead_at",
+)  # fmt: skip
+_permit_fields = attrgetter(*_PERMIT)
 #: The columns from which a record and a change are read.
 _RECORD_FIELDS = tuple(field.name for field in attrs.fields(Record))
 _CHANGE_FIELDS = tuple(field.name for field in attrs.fields(Change))
@@ -63,6 +70,10 @@ _CHANGE_FIELDS = tuple(field.name for field in attrs.fields(Change))
 _MADE = {
     "record": ", ".join(_RECORD_FIELDS),
     "change": ", ".join(_CHANGE_FIELDS),
+    "permit": ", ".join(_PERMIT),
+    "facts": ", ".join(_FACTS),
+    "kept": ", ".join(_KEPT),
+    "new_kept": ", ".join(f"new.{name}" for name in _KEPT),
     **{name: ", ".join(columns) for name, columns in COLUMNS.items()},
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),

@@ -149,13 +149,8 @@ OR (new.event = 'Created' AND EXISTS (
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
 
 CREATE TRIGGER guard_archived BEFORE INSERT ON archived
-WHEN (
-    new.client_transaction_id, new.attempt, new.kind, new.digest, new.credentials, new.amount, new.currency, new.state,
-    new.evidence, new.version, new.transaction_id, new.created_at, new.decided_at, new.purchase, new.links_dead_at
-) IS NOT (
-    SELECT client_transaction_id, attempt, kind, digest, credentials, amount, currency, state,
-        evidence, version, transaction_id, created_at, decided_at, purchase, links_dead_at
-    FROM live_records WHERE id = new.id AND NOT EXISTS (SELECT 1 FROM form_links WHERE attempt_id = id)
+WHEN ({new_kept}) IS NOT (
+    SELECT {kept} FROM live_records WHERE id = new.id AND NOT EXISTS (SELECT 1 FROM form_links WHERE attempt_id = id)
 )
 BEGIN SELECT RAISE(ABORT, 'only what is decided is archived, as it is'); END;
 
@@ -233,11 +228,8 @@ WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
 
 -- The ids of these are in a JSON array.
 -- name: archive
-WITH given(ids, at) AS (VALUES (?, ?))
-INSERT INTO archived
-SELECT id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state, evidence, version,
-    transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at, (SELECT at FROM given)
-FROM live_records WHERE id IN (SELECT value FROM json_each((SELECT ids FROM given)))
+INSERT INTO archived ({kept}, archived_at)
+SELECT {kept}, ? FROM live_records WHERE id IN (SELECT value FROM json_each(?))
 
 -- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
 -- name: wipe

@@ -300,7 +300,7 @@ def decide(rows: tuple[tuple[Callable[[Answer], object], _T], ...], answer: Answ
 def make_error(
     answer: Answer, verdict: Verdict, refused_as: type[RefusedError] | None = None
 ) -> RefusedError | OutcomeUnknownError:
-    """Make the error of an answer without a result; a refusal is of this class, or by `REFUSAL_CLASSES`."""
+    """Make the error of an answer without a result; a refusal is a `refused_as`, else by `REFUSAL_CLASSES`."""
     if verdict is Verdict.UNKNOWN:
         return unknown_error(answer)
     kind = refused_as or decide(REFUSAL_CLASSES, answer)

@@ -162,9 +162,7 @@ def check_base_url(base_url: object) -> str:
     if not isinstance(base_url, str) or not base_url:
         raise ConfigurationError("base_url must be an address such as https://pay.example")
     if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
-        raise ConfigurationError(
-            "base_url must have no blanks, control characters or backslashes, and nothing but ASCII"
-        )
+        raise ConfigurationError("base_url must be ASCII without blanks, control characters or backslashes")
     try:
         parts = urlsplit(base_url)
         host, _ = parts.hostname, parts.port

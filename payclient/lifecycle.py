@@ -307,7 +307,7 @@ def _changes(record: Record, event: Event) -> dict[str, Any]:
         case Prepared() | Recovered() | ReversalPermitted():
             return {"expires_at": event.expires_at}
         case FoundPending(expires_at=float(ends)) if record.state is State.UNKNOWN:
-            # The network may have held the POST back: the sale may be as young as this report.
+            # The POST may have arrived late: the sale may be as new as this report.
             return _id_changes(record, event) | {"expires_at": max(record.expires_at or 0.0, ends)}
         case Found():
             return _id_changes(record, event)

@@ -244,8 +244,8 @@ def derive_id(*keys: str | int) -> str:
     """Return a short client transaction id (26 characters) made of the caller's own keys, the same on every run.
 
     `derive_id("orders", 17)`. The keys are hashed, so what they say is not in it; do not derive ids from a phone
-    or an e-mail alone, which can be guessed. Raises `InvalidRequestError` for a key that no id may be either:
-    with invisible characters, or not in Unicode's normal form NFC, since another one would look the same.
+    or an e-mail address alone, which can be guessed. Raises `InvalidRequestError` for a key that cannot be an
+    id: `.` or `..`, or one that looks like another one, by invisible characters or outside Unicode's normal form NFC.
     """
     if not keys or any(type(key) not in (str, int) for key in keys):
         raise TypeError("derive_id takes one or more texts or ints")

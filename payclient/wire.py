@@ -289,7 +289,7 @@ def decode_prepare(
 
 
 def _read_form(answer: Answer) -> PrepareResult | None:
-    """Return the form of an answer with a `paymentId`, its links not checked yet, or None."""
+    """Return the form of an answer, its links not checked yet; None without a valid `paymentId`."""
     payment_id = answer.object.get("paymentId")
     if not isinstance(payment_id, str) or not payment_id.strip() or text_fault(payment_id):
         return None

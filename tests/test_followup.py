@@ -285,7 +285,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
             absences = []
             if reading.needs_second_query:
                 assert reading.events == []
-                reading = reader.all_transactions(answer)
+                reading = reader.second_report(answer)
         for event in reading.events:
             try:
                 after = advance(ask.record, event)

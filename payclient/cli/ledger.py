@@ -259,10 +259,10 @@ async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) ->
 async def resolve(
     identifier: str, /, *, as_: DecidedAs, actor: str, reason: str, ledger: LedgerUrl = None, yes: Yes = False
 ) -> None:
-    """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence.
+    """Decide by hand what is unknown, expired or being reversed. A name and a reason are the evidence.
 
     :param identifier: The client transaction id.
-    :param as_: What it was; refused says that nothing was created, and re-opens charging.
+    :param as_: The outcome; refused means that nothing was created, and lets the id be charged again.
     :param actor: Who decides; kept in the history.
     :param reason: Why, and by what proof; kept in the history.
     """

@@ -269,7 +269,7 @@ class Report:
             write_file("--report", self.path, self._content(lines))
 
     def write(self, line: Line) -> None:
-        """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
+        """Add one line, whole or not at all; a spreadsheet is written by `rewrite` alone. Raises `OSError`."""
         if self._kind == ".xlsx":
             return
         row = tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect)

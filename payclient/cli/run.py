@@ -268,7 +268,7 @@ class Run:
     def _interrupt(self, after: int | None = None) -> None:
         """Stop sending at the first signal, stop waiting at the second, and end the process at the third.
 
-        `after`: do so only after so many signals.
+        `after`: act only if exactly so many signals came before.
         """
         if after not in (None, self._signals):
             return

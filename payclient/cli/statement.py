@@ -125,7 +125,7 @@ def _rows(
 
 
 def _check_columns(file: Records, form: StatementOptions) -> None:
-    """Raise `InvalidRequestError` for a header without the amount, an id or a column of `--map`, or with one twice."""
+    """Raise `InvalidRequestError` where a header lacks the amount, an id or a `--map` column, or has a field twice."""
     fields = Counter(field for column in file.names for field in form.fields_of(column))
     if twice := sorted(field for field, count in fields.items() if count > 1):
         raise InvalidRequestError(f"line {file.line}: {twice[0]} is there twice")

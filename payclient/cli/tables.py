@@ -42,7 +42,7 @@ class Dialect:
 def dialect_of(
     path: Path, read: Records, mark: str | None, *, given_mark: str | None, given_delimiter: str | None = None
 ) -> Dialect:
-    """Return how to write CSV for the people who wrote a file, whose decimal mark is `mark`.
+    """Return how to write CSV for the people who wrote a file. `mark` is the decimal mark of the file.
 
     The file of a spreadsheet shows neither mark nor delimiter: they are those that a spreadsheet in the language reads.
     """
@@ -128,7 +128,7 @@ def cell_text(value: object, mark: str) -> str:
 
 
 def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
-    """Return the bad rows in UTF-8: of a table as CSV with the reason in a last column `fault`, of JSONL as they are.
+    """Return the bad rows in UTF-8: JSONL unchanged; a table as CSV, with the reasons in a last column `fault`.
 
     Raises `ConfigurationError` where they cannot be written to this path.
     """

@@ -232,9 +232,9 @@ async def _settle(
 async def _may_try_again(
     database: Database, write: Write, attempts: list[Record], asks: list[Record], fault: PayError | None
 ) -> bool:
-    """Return whether a write is worth another try by the ledger's records, which may be newer than the caller's.
+    """Return whether to try a write again. The ledger's records decide: they may be newer than the caller's.
 
-    Else answer it, or raise what it is answered by.
+    If not, answer it, or raise the error that is its answer.
     """
     event, row = write.event, write.row
     write.tries += 1
@@ -250,7 +250,7 @@ async def _may_try_again(
             if await database.fetch("taken_by", key):
                 raise TransactionTakenError.of(record, event.transaction_id)
         if write.row != row:
-            return True  # it is another write now, after what the ledger has
+            return True  # the ledger's newer record makes another row of it
         if fault is None and isinstance(event, NotSent):
             # PostgreSQL takes NotSent only from the process that was granted the attempt.
             raise TransitionError("another process was granted this attempt")

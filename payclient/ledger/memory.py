@@ -65,7 +65,7 @@ class MemoryLedger(Ledger):
         attempts = self._of(record.client_transaction_id)
         before, after = moved(attempts, record, event)
         if after.transaction_id is not None and after.credentials:
-            # A new sale cannot have the transaction id of another one, found under the same credentials.
+            # Under the same credentials, no new sale can have the transaction id of another.
             identifier = after.client_transaction_id
             taken_by = self._taken_by.setdefault((after.transaction_id, after.credentials), {identifier})
             if isinstance(event, Created) and taken_by != {identifier}:

@@ -189,10 +189,10 @@ def change_of(row: Sequence[Any]) -> Change:
 
 
 def describe(event: Event) -> str | None:
-    """Return as JSON what an event says beyond the record that it makes; None for nothing."""
+    """Return what the history shows of an event, as JSON; None for nothing."""
     if type(event) is Created:  # by far the most frequent: each sale has one
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
-    # Left out is what the record keeps: the messages of a refusal, the reason and the receipt of a report.
+    # Left out: the texts that the record keeps, and two marks that only `advance` reads.
     left_out = (
         ("at", "reason", "receipt", "before_accepted", "before_reversing")
         if isinstance(event, Found)

@@ -194,7 +194,7 @@ class Books:
     # Forms
 
     def create_form(self, body: Mapping[str, Any], account: str = "") -> Form:
-        """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
+        """Prepare a form from the body of a Button/Prepare. Raises `RefusalError` as `create_sale` does."""
         body = valid_body("prepare", body, self.settings)
         language_field = self.settings.language_field
         common = self._common("prepare", body, account)

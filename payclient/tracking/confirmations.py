@@ -143,16 +143,16 @@ class Confirmer:
     ) -> asyncio.Event:
         """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
-        None: query whether the form is paid. With `begins` False it is left to the next process. Transactions that were
-        named before and have no answer come first: one may have been confirmed, here or elsewhere, and only one payment
-        of a form is.
+        With `transaction_id` None: query whether the form is paid. With `begins` False it is left to the next process.
+        Transactions that were named before and have no answer come first: one may have been confirmed, here or
+        elsewhere, and a form has only one confirmed payment.
         """
-        ends = self._asks.closed or not begins
+        is_left = self._asks.closed or not begins
         for each in (*form.unanswered(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
-            confirmation.open = not ends  # where it ends, the next process finds it in the ledger
+            confirmation.open = not is_left  # if it is left, the next process finds it in the ledger
         tried = confirmation.tried
-        if ends:
+        if is_left:
             tried.set()
         else:
             self._poller.plan_form(form)

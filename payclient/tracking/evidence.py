@@ -217,7 +217,7 @@ class AnswerReader:
     token: bytes
 
     def report(self, report: StatusReport) -> Reading:
-        """Read a report."""
+        """Return what a report means: a conflict, another's candidate, the need of a second query, or a verdict."""
         ask, record, candidate_id = self.ask, self.ask.record, self.query.candidate_id
         named = report.client_transaction_id
         if self._may_be_of_another_account(report):
@@ -230,7 +230,7 @@ class AnswerReader:
             event = Conflicted(at=self.at, what=what, candidate_id=candidate_id)
             return Reading([] if record.state.decided else [event])
         ask.missing_since = ask.absent_at = None
-        # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
+        # A user's own source may query by our id: its report then names the true transaction, not this candidate.
         mismatch = find_mismatch(
             record,
             report,
@@ -273,15 +273,15 @@ class AnswerReader:
         is_known_unpaid = record.state.decided and record.state is not State.ACCEPTED
         return report.state == "Cancelado" and not is_known_unpaid
 
-    def all_transactions(self, report: StatusReport | None) -> Reading:
-        """Read the answer to a second query, by client transaction id; `query` is the first, by transaction id.
+    def second_report(self, report: StatusReport | None) -> Reading:
+        """Read the answer to the second query, by client transaction id. `self.query` is the first, by transaction id.
 
         The first decides nothing alone: another transaction of the same client transaction id may be paid, or open.
         A reading without an event decides nothing yet, and the ask is queried again.
         """
         record = self.ask.record
         transaction_id = record.transaction_id or self.query.candidate_id
-        # "Not found", and what would undo ACCEPTED, counts only under a token that finds what this attempt created.
+        # "Not found", and a report that would undo ACCEPTED, count only under a token that can find this attempt.
         if (report is None or record.state is State.ACCEPTED) and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
@@ -290,7 +290,8 @@ class AnswerReader:
                 return Reading()
             report = StatusReport(state="Cancelado")
         elif report.state == "Cancelado" and self._can_see():
-            report = attrs.evolve(report, transaction_id=None, others=())  # all of them are cancelled
+            # All are cancelled, whichever is named.
+            report = attrs.evolve(report, transaction_id=None, others=())
         else:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(record, report):
@@ -298,9 +299,9 @@ class AnswerReader:
         return self._verdict(report, transaction_id)
 
     def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
-        """Return what a report that is ours means for the ask, and keep the report."""
+        """Return what a report of ours means for the ask. A pending one drops the report that was kept."""
         ask = self.ask
-        if report.state == "Aceptado" and self.policy.may_be_given_back(ask, self.now):
+        if report.state == "Aceptado" and self.policy.reversal_may_be_on_its_way(ask, self.now):
             return Reading(report=report, is_about_ask=True)
         reading = verdict(ask.record, report, transaction_id, self.at, self.policy.sale_window)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
@@ -340,7 +341,7 @@ class AnswerReader:
         return self._absence()
 
     def _absence(self) -> Reading:
-        """Return the proof that nothing was created, at the second "not found" that is late and far enough apart."""
+        """Return the proof that nothing was created, once two "not found" are late enough and far enough apart."""
         ask, policy, now = self.ask, self.policy, self.now
         candidates = ask.record.candidate_ids
         if not policy.proves_absence or now < ask.begun + policy.absent_after:

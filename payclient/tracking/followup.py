@@ -144,7 +144,7 @@ class Followed(Scheduled):
     recheck_soon: bool = False
 
     # The facts that answers have shown
-    #: The service's last word other than `Pendiente`.
+    #: The last report of ours; None if it was `Pendiente` or "not found".
     report: StatusReport | None = None
     #: How a report last mismatched the ask; None: none ever did.
     conflict: str | None = None
@@ -316,7 +316,7 @@ class Policy:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""
         return ask.begun + self.life[ask.record.kind]
 
-    def may_be_given_back(self, ask: Followed, now: float) -> bool:
+    def reversal_may_be_on_its_way(self, ask: Followed, now: float) -> bool:
         """Return whether a request to give it back may be on its way, whatever wall clocks say."""
         return ask.record.state is State.REVERSING and now < ask.begun + 2 * self.total_timeout
 
@@ -441,17 +441,17 @@ class Policy:
         )
 
     def _next_candidate(self, ask: Followed, now: float) -> int | None:
-        """Return the candidate id by which the query is made now, and note the query; None: it goes by another id."""
+        """Return the candidate id of the query made now, and note the query. None: the query goes by another id."""
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
-        # A sale that a person accepted is queried by our own id: it may have forged candidates.
+        # A sale that a person accepted is queried by our own id: its candidates may be forged.
         by_candidate = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
         candidate_id = ask.next_candidate() if by_candidate else None
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
-        # Where candidates do not alternate with our own id, a query by one counts as the query that `_proof` waits for.
+        # Without queries by our own id, or with a user's source, a query by a candidate counts as one by our own id.
         ask.by_client_id_next = candidate_id is not None and self.proves_absence
         if not ask.by_client_id_next:
             ask.client_queried_at = now

@@ -50,7 +50,7 @@ class LateWrites:
         self.write_failed_at: float = float("-inf")
 
     def failed(self, error: Exception) -> None:
-        """Log that the ledger fails: one line a minute, however many operations do."""
+        """Log that the ledger fails: one line a minute, however many operations fail."""
         self._failures += 1
         now = self._clock.monotonic()
         if now >= self._silent_until:

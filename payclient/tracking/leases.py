@@ -252,7 +252,7 @@ class Leases:
             self._reading = None
 
     def _learn(self, record: Record) -> None:
-        """Take a record that another process wrote; query its ask if a notification or a transaction id is new."""
+        """Take a record that another process wrote; query its ask if its notification or its candidates changed."""
         ask = self._asks.find(record.client_transaction_id)
         if ask is None:
             return

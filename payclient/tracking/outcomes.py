@@ -298,7 +298,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
             if not is_checked and not await asks.ledger.changes(since - 1, 1):
-                what = "the ledger has no outcome of the cursor %d yet: is it of another ledger, or of a lost one?"
+                what = "the ledger has not reached cursor %d: does it come from another ledger, or from a lost one?"
                 log("warning", "feed_cursor_ahead", "", what, since)
             is_checked = True
             changes = await asks.ledger.changes(since)

@@ -98,7 +98,7 @@ class StatusQueries:
                 answered, report = await self._request(ask, by_client_id)
             if not answered or _is_overtaken(ask, query, was_paid=was_paid):
                 return None
-            reading = self._reader(ask, query).all_transactions(report)
+            reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
         return reading.report
 

@@ -138,10 +138,10 @@ class ReturnedForm(Scheduled):
         return following
 
     def _next(self, now: float) -> Confirmation | None:
-        """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one.
+        """Return the open confirmation that is due first; of those that are due now, the one that was tried least.
 
-        The first id that has no answer comes before all others: it may have been carried out, and only one payment of a
-        form is confirmed.
+        The first id that has no answer comes before the other ids: it may have been confirmed, and a form has only one
+        confirmed payment.
         """
         waiting = self.all_open()
         first = next(

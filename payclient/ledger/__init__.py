@@ -262,7 +262,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
 
     A block of attempts at a time is written and read back, and then deleted, in one transaction. After a crash, or
     cancelled, archive the rest to another file; the last block may be in both. A SQLite ledger must be closed; a
-    PostgreSQL one may be in use, and permits wait for a moment now and then.
+    PostgreSQL one may be in use, and permits wait for a moment now and then. The caller's loop waits for the disk.
 
     Raises `ConfigurationError` where `path` is there already, where `before` is in the future, or for another kind of
     ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.

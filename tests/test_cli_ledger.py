@@ -35,9 +35,12 @@ from payclient.events import (
     Event,
     Evidence,
     Expired,
+    FoundAccepted,
+    FoundPending,
     Lost,
     Notified,
     Refused,
+    ReversalPermitted,
 )
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State, advance
@@ -148,6 +151,34 @@ def test_expired_is_unresolved_only_after_its_last_query() -> None:
         assert not is_unresolved(record, NOW + last)
         assert "a run that is open asks until" in why(record, NOW + last)
         assert is_unresolved(record, NOW + last + 1)
+
+
+def test_reversal_without_an_answer_is_unresolved_within_minutes(book: Book, capfd: Said) -> None:
+    """However long after the charge it was begun. The end of a late sale or of a form is no window either."""
+    now = time.time()
+    old = fresh("order-old", at=now - 20 * 86_400)
+    events = (
+        Created(at=old.created_at, transaction_id=7, expires_at=old.created_at + 300),
+        FoundAccepted(at=old.created_at + 60, transaction_id=7),
+        ReversalPermitted(at=now - 3600, expires_at=now - 3540),
+    )
+
+    async def fill(ledger: Ledger) -> None:
+        record = old
+        assert await ledger.permit(old)
+        for event in events:
+            record = await ledger.apply(record, event)
+
+    book.use(fill)
+    assert main(["ledger", "list", "--unresolved", "--state", "reversing"]) == 0
+    assert listed(capfd.readouterr().out).keys() == {"order-old", "order-reversing"}
+    late = after(
+        fresh(),
+        Lost(at=NOW, expires_at=NOW + 330),
+        FoundPending(at=NOW + 3600, transaction_id=7, expires_at=NOW + 3900),
+        Expired(at=NOW + 3900),
+    )
+    assert is_unresolved(late, NOW + 3900 + 141)
 
 
 def test_why_in_words() -> None:

@@ -91,9 +91,10 @@ def is_unresolved(record: Record, now: float) -> bool:
 
 
 def last_query(record: Record) -> float:
-    """Return when a tracker makes the last scheduled query of a sale. The sale's own expiry shows its window."""
-    window = NORMAL_WINDOW if record.expires_at is None else record.expires_at - record.created_at
-    return record.created_at + window + final_queries(window)
+    """Return when a tracker makes the last scheduled query of an ask. A sale's own expiry shows its window."""
+    end = record.created_at + NORMAL_WINDOW if record.expires_at is None else record.expires_at
+    # The end of a form, of a reversal or of a sale that was found late is farther off than a window.
+    return end + final_queries(min(end - record.created_at, NORMAL_WINDOW))
 
 
 def candidates(record: Record) -> str:

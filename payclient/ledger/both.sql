@@ -105,10 +105,11 @@ SELECT {whole_attempt} FROM payclient.attempts AS a WHERE id > $1 AND id <= $2 A
 -- name: archivable_changes
 SELECT {whole_change} FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2 ORDER BY attempt_id, version
 
--- What was archived of a range of ids leaves.
+-- What was archived of a range of ids leaves. With IN or EXISTS a database may read all that ever was archived.
 -- name: delete_archived_changes
 DELETE FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2
-    AND attempt_id IN (SELECT id FROM payclient.archived)
+    AND (SELECT true FROM payclient.archived AS a WHERE a.id = attempt_id)
 
 -- name: delete_archived_attempts
-DELETE FROM payclient.attempts WHERE id > $1 AND id <= $2 AND id IN (SELECT id FROM payclient.archived)
+DELETE FROM payclient.attempts WHERE id > $1 AND id <= $2
+    AND (SELECT true FROM payclient.archived AS a WHERE a.id = attempts.id)

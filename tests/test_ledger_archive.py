@@ -340,11 +340,13 @@ async def test_a_cancelled_call(url: str, tmp_path: Path, monkeypatch: pytest.Mo
         for number in range(20):
             await brought(ledger, State.CANCELLED, f"order-{number}")
     file, begun = tmp_path / "archive", asyncio.Event()
-    loop, fsync = asyncio.get_running_loop(), os.fsync
+    loop, fsync, files = asyncio.get_running_loop(), os.fsync, list[int]()
 
     def synced(written: int) -> None:
         fsync(written)
         if not stat.S_ISDIR(os.fstat(written).st_mode):
+            files.append(written)
+        if len(files) == 2:
             loop.call_soon_threadsafe(begun.set)
 
     with monkeypatch.context() as patched:
@@ -357,6 +359,32 @@ async def test_a_cancelled_call(url: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert 0 < len(gone) < 20
     assert gone <= set(ids_in(file))
     assert await archive_ledger(url, BEFORE, tmp_path / "rest") == 20 - len(gone)
+
+
+async def test_permits_while_the_disk_is_slow(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shop goes on, in this loop and in other processes. What changes meanwhile stays in the ledger."""
+    url = postgres.url(database)
+    async with opened(url) as ledger:
+        for name in ("a", "b", "c"):
+            await brought(ledger, State.CANCELLED, name)
+        loop, fsync, file = asyncio.get_running_loop(), os.fsync, tmp_path / "archive"
+
+        async def charge() -> None:
+            assert await ledger.permit(fresh("order"))
+            await ledger.apply(await record_in(ledger, "b"), FoundAccepted(at=NOW + 9, transaction_id=7))
+
+        def slow(written: int) -> None:
+            if not stat.S_ISDIR(os.fstat(written).st_mode):
+                asyncio.run_coroutine_threadsafe(charge(), loop).result(5)
+            fsync(written)
+
+        monkeypatch.setattr(os, "fsync", slow)
+        assert await asyncio.wait_for(archive_ledger(url, BEFORE, file), 10) == 2
+    assert ids_in(file) == ["a", "b", "c"]
+    gone = {name for name, record in (await known(url)).items() if record.archived}
+    assert gone == {"a", "c"}
 
 
 @pytest.mark.parametrize("fault", [OSError("full"), None], ids=["full", "damaged"])

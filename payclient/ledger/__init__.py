@@ -253,16 +253,16 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
 
 async def archive_ledger(url: str | Secret[str], before: float, path: str | os.PathLike[str]) -> int:
     """Move the attempts that were decided before a time (UTC seconds) out of a ledger into a new file of mode 0600;
-    return how many the file has.
+    return how many.
 
     An attempt stays while it is open, unknown or being given back, while another attempt of its client transaction id
     stays, and while it has links that may be handed out. The file keeps an attempt with all its changes, as a line of
     JSON. The ledger keeps its ids, its purchase, the digest of its content and how it ended: permits, `find` and
     purchases answer as before; its history is in the file, and it takes no more events.
 
-    A block of attempts at a time is written and read back, and then deleted, in one transaction. After a crash, or
-    cancelled, archive the rest to another file; the last block may be in both. A SQLite ledger must be closed; a
-    PostgreSQL one may be in use, and permits wait for a moment now and then. The caller's loop waits for the disk.
+    A block of attempts at a time is written and read back; those that have not changed meanwhile are then deleted, in
+    one transaction. After a crash, or cancelled, archive the rest to another file; the last block may be in both. A
+    SQLite ledger must be closed; a PostgreSQL one may be in use, and permits wait for a moment now and then.
 
     Raises `ConfigurationError` where `path` is there already, where `before` is in the future, or for another kind of
     ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.

@@ -1,12 +1,13 @@
 """Files made of a ledger: the copy of a SQLite ledger, and the archive, to which decided attempts are moved.
 
 The archive is text: a line of JSON for each attempt with all its changes. A block of attempts at a time is written,
-synced to the disk and read back, and then replaced by what a permit must know, in one transaction. A crash leaves each
-attempt in the ledger, or in both, or in the file alone.
+synced to the disk and read back. Then those that are as the file has them are replaced by what a permit must know, in
+one transaction. A crash leaves each attempt in the ledger, or in both, or in the file alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -21,7 +22,7 @@ from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Database, Rows
+from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
 from payclient.ledger.sqlite_files import open_to_read
 from payclient.ledger.writer import StoredLedger
@@ -92,33 +93,38 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
         fault = unavailable(error, "archived")
     else:
         ((first, last, *_),) = await ledger.work(methodcaller("fetch", "ids", ()))
-        blocks = [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1)
-        moves = (partial(_move, block=block, before=before, path=path) for block in blocks)
-        return sum([await ledger.work(move) for move in moves])
+        moved = 0
+        for block in [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1):
+            numbers = block * BLOCK, (block + 1) * BLOCK
+            if lines := await ledger.work(partial(_lines, numbers=numbers, before=before)):
+                # A disk may be slow: neither the loop nor the permits of other processes wait for it.
+                await asyncio.to_thread(_append, path, "".join(lines.values()).encode())
+                moved += await ledger.work(partial(_move, numbers=numbers, before=before, lines=lines))
+        return moved
     raise fault
 
 
-async def _move(database: Database, block: int, before: float, path: str) -> int:
-    """Move the attempts of a block that may leave; return how many."""
-    numbers = block * BLOCK, (block + 1) * BLOCK
-    async with database.exclusive_transaction():
-        attempts = await database.fetch("archivable", (*numbers, before))
-        if attempts:
-            _append(path, _lines(attempts, await database.fetch("archivable_changes", numbers)))
-            ids = json.dumps([attempt[0] for attempt in attempts])
-            await database.fetch("archive", (time.time(), ids))
-            await database.fetch("delete_archived_changes", numbers)
-            await database.fetch("delete_archived_attempts", numbers)
-    return len(attempts)
-
-
-def _lines(attempts: Rows, rows: Rows) -> bytes:
-    """Return a line of JSON for each attempt, with its changes, which are among the rows."""
+async def _lines(database: Database, numbers: tuple[int, int], before: float) -> dict[int, str]:
+    """Return the attempts of a block that may leave, by id: each is a line of JSON with its changes."""
+    attempts = await database.fetch("archivable", (*numbers, before))
+    if not attempts:
+        return {}
+    rows = await database.fetch("archivable_changes", numbers)
     changes = {
         id_: [_named("whole_change", row) for row in each] for id_, each in groupby(rows, itemgetter(1))
     }
-    lines = (_named("whole_attempt", row) | {"changes": changes[row[0]]} for row in attempts)
-    return "".join(json.dumps(line, default=bytes.hex) + "\n" for line in lines).encode()
+    lines = (_named("whole_attempt", row) | {"changes": changes.get(row[0])} for row in attempts)
+    return {line["id"]: json.dumps(line, default=bytes.hex) + "\n" for line in lines}
+
+
+async def _move(database: Database, numbers: tuple[int, int], before: float, lines: dict[int, str]) -> int:
+    """Move the attempts of a block that are as the file has them; return how many. One that was changed stays."""
+    async with database.exclusive_transaction():
+        same = lines.items() & (await _lines(database, numbers, before)).items()
+        await database.fetch("archive", (time.time(), json.dumps([id_ for id_, _ in same])))
+        await database.fetch("delete_archived_changes", numbers)
+        await database.fetch("delete_archived_attempts", numbers)
+    return len(same)
 
 
 def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:

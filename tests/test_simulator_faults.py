@@ -305,6 +305,19 @@ def test_the_order_of_arrival_changes_no_fault(
     assert befallen(asked) == befallen(asked[::-1])
 
 
+def test_faults_that_are_given_twice_are_the_same_in_both_runs() -> None:
+    """A test's constant: the draws, the script and the counts are each service's own."""
+    given = Faults({Fault("html"): 0.5}, seed=7)
+
+    def run() -> tuple[list[Fault | None], dict[str, int]]:
+        service = Simulator(faults=given)
+        found = [service.faults.next("sale", "a") for _ in range(20)]
+        service.fail_next(Fault("stall"))
+        return found, dict(service.faults.done)
+
+    assert run() == run()
+
+
 async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> None:
     """An entry is used up by its own operation and id alone."""
     service = Simulator(faults=Faults({Fault("html"): 1.0}))

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from attrs import Factory, define, field, fields_dict
 
 from .clock import JumpClock, ServiceClock, Timetable
-from .faults import Faults
+from .faults import Faults, renewed
 from .messages import Reason, RefusalError
 from .rules import valid_body
 from .scenarios import Answers
@@ -35,8 +35,8 @@ class Books:
     settings: Settings = field(factory=Settings)
     #: The simulated customers of later sales; None: no customer answers by itself.
     answers: Answers | None = None
-    #: The faults to come; `done` counts those that happened.
-    faults: Faults = field(factory=Faults)
+    #: The faults to come, a copy of those given; `done` counts those that happened.
+    faults: Faults = field(factory=Faults, converter=renewed)
     timetable: Timetable = field(
         default=Factory(lambda self: Timetable(self.clock), takes_self=True), init=False
     )

@@ -164,3 +164,8 @@ class Faults:
                     return fault
                 point -= chance
         return None
+
+
+def renewed(faults: Faults) -> Faults:
+    """Return faults of the same chances and seed, of which nothing has happened yet."""
+    return Faults(faults.chances, seed=faults.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -402,6 +403,30 @@ async def test_a_disk_that_fails(
         patched.setattr(os, "fsync", lose)
         await error_of(LedgerUnavailableError, archive_ledger(url, BEFORE, file))
     assert await known(url) == before
+
+
+async def test_a_full_disk_cuts_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of the file is one attempt that left the ledger."""
+    monkeypatch.setattr(archives, "BLOCK", 8)
+    url, file = f"sqlite:{tmp_path / 'charges.db'}", tmp_path / "archive"
+    async with opened(url) as ledger:
+        for number in range(20):
+            await brought(ledger, State.CANCELLED, f"order-{number}")
+    fsync, blocks = os.fsync, list[int]()
+
+    def filled(written: int) -> None:
+        if not stat.S_ISDIR(os.fstat(written).st_mode):
+            blocks.append(written)
+        if len(blocks) == 2:  # it took a part of the second
+            os.truncate(file, file.stat().st_size - 20)
+            raise OSError(errno.ENOSPC, "full")
+        fsync(written)
+
+    monkeypatch.setattr(os, "fsync", filled)
+    await error_of(LedgerUnavailableError, archive_ledger(url, BEFORE, file))
+    assert file.read_bytes().endswith(b"}\n")
+    gone = {name for name, record in (await known(url)).items() if record.archived}
+    assert gone == set(ids_in(file))
 
 
 async def test_what_cannot_be_archived(tmp_path: Path) -> None:

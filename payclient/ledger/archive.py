@@ -134,11 +134,16 @@ def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:
 def _append(path: str, lines: bytes) -> None:
     """Write lines to the end of a file and to the disk, and read them back."""
     try:
-        with open(path, "r+b") as file:
-            begin = file.seek(0, os.SEEK_END)
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        begin = os.path.getsize(path)
+        try:
+            with open(path, "ab") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, begin)  # no line is cut
+            raise
+        with open(path, "rb") as file:
             file.seek(begin)
             is_whole = file.read() == lines
     except OSError as error:

@@ -12,13 +12,15 @@ from payclient.events import (
     Expired,
     FoundAccepted,
     FoundCancelled,
+    Notified,
     Prepared,
+    Refused,
     Returned,
 )
 from payclient.ledger import Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.tracking.recovery import is_abandoned, unpaid_since
+from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
 from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
 
 
@@ -127,6 +129,35 @@ async def prepared(ledger: Ledger, identifier: str, at: float = 0.0, attempt: in
     record = Record(client_transaction_id=identifier, kind="form", created_at=at, attempt=attempt)
     assert await ledger.permit(record)
     return await ledger.apply(record, Prepared(at=at, expires_at=at + 1200))
+
+
+async def test_ids_are_the_newest_first_and_each_once() -> None:
+    """Returns and notifications alike; None is a browser that came back cancelled."""
+    ledger = MemoryLedger()
+    record = await prepared(ledger, "form-1")
+    for event in (
+        Returned(at=1.0, transaction_id=7), Notified(at=2.0, transaction_id=8), Returned(at=3.0),
+        Returned(at=4.0, transaction_id=7),
+    ):  # fmt: skip
+        record = await ledger.apply(record, event)
+    assert await unconfirmed_ids(ledger, record) == [7, None, 8]
+
+
+async def test_what_a_decision_answered_is_asked_no_more() -> None:
+    """Nor what an earlier attempt heard."""
+    ledger = MemoryLedger()
+    first = Record(client_transaction_id="form-1", kind="form")
+    assert await ledger.permit(first)
+    await ledger.apply(first, Returned(at=1.0, transaction_id=6))
+    await ledger.apply(first, Refused(at=1.0, error_type="RefusedError"))
+    record = await prepared(ledger, "form-1", attempt=2)
+    assert await unconfirmed_ids(ledger, record) == []
+    for event in (
+        Returned(at=1.0, transaction_id=7), Expired(at=2.0), Returned(at=3.0),
+        Abandoned(at=4.0, candidate_ids=(7,)), Returned(at=5.0, transaction_id=8), FoundCancelled(at=6.0),
+    ):  # fmt: skip
+        record = await ledger.apply(record, event)
+    assert await unconfirmed_ids(ledger, record) == [8]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("acedn")), max_size=40), st.integers(-1, 60))

@@ -38,7 +38,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
-from payclient.events import DecidedRefused, Event, Evidence, FoundAccepted, Prepared, Returned
+from payclient.events import DecidedRefused, Evidence, FoundAccepted, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
@@ -180,18 +180,22 @@ async def test_a_crash_between_return_and_confirm_is_recovered(
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
+@pytest.mark.parametrize("operation", ["history", "apply"])
 async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    profile: payclient.ServiceProfile,
+    operation: str,
 ) -> None:
     """It is claimed by then, so that no other process confirms it, beside a sale that died as it was being sent."""
     monkeypatch.setattr(leases, "RENEW", 0.02)
     ledger = SharedLedger()
     others, failed = SharedLedger(ledger), asyncio.Event()
-    works = others.apply
+    works = getattr(others, operation)
 
-    async def fail_once(record: Record, event: Event) -> Record:
+    async def fail_once(*arguments: object) -> object:
         if failed.is_set():
-            return await works(record, event)
+            return await works(*arguments)
         failed.set()
         raise payclient.LedgerUnavailableError("gone")
 
@@ -202,7 +206,7 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     await ledger.apply(await record_in(ledger, "form-1"), event)
     await ledger.permit(Record(client_transaction_id="died", created_at=service.clock.time()))
     async with tracking(service, others, profile) as other:
-        monkeypatch.setattr(others, "apply", fail_once)
+        monkeypatch.setattr(others, operation, fail_once)
         ledger.holders |= dict.fromkeys(ledger.holders, (None, 0.0))
         await failed.wait()
         for _ in range(100):  # of both times
@@ -210,6 +214,25 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
             await asyncio.sleep(0.005)
         assert (await pending_of(other, "form-1")).outcome.paid is True
         assert (await pending_of(other, "died")).state is State.UNKNOWN
+
+
+async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever process looks for abandoned forms, and however often: a forged id must not use up the rate."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
+    ledger = SharedLedger()
+    async with prepared(service, PROFILE, ledger) as tracker:
+        await passing(service, tracker.returned(back(999)))
+        await service.clock.advance(60)
+        assert service.confirms == {999: MOST_REFUSALS}
+        gone = await passing(service, tracker.returned({"clientTransactionId": "form-1", "id": "0"}))
+        assert gone.state is State.CANCELLED
+        for _ in range(60):
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+    assert service.confirms == {999: MOST_REFUSALS}
 
 
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,15 @@ from payclient.errors import (
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import holds_purchase
-from payclient.lifecycle import DROPPED, PAID, Record, State
+from payclient.lifecycle import PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.returned_form import OVER, Confirmation, ReturnedForm
+from payclient.tracking.recovery import unconfirmed_ids
+from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -94,21 +95,18 @@ class Confirmer:
         self._asks.note_written(form.record)
         return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
-    def confirm_named(self, record: Record, transaction_ids: Iterable[int | None]) -> None:
+    def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid."""
         if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
                 if (form := self._form(record)).has_room_for(transaction_id):
                     self._confirm(form, transaction_id)
 
-    def recover(self, records: Iterable[Record]) -> None:
+    async def recover(self, records: Sequence[Record]) -> None:
         """Go on confirming those of these forms that came back."""
-        for record in records:
-            if record.kind == "form":
-                named = [each for each in record.candidate_ids if each != DROPPED]
-                # Where no id came with it, the browser came back cancelled.
-                is_cancelled = record.notified_at is not None and not record.state.decided
-                self.confirm_named(record, named or ([None] if is_cancelled else []))
+        for record in records if self.confirms else ():
+            if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
+                self.confirm_named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.

@@ -8,7 +8,7 @@ efficiency only. Two that follow one ask query twice, and write nothing wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,8 @@ class Leases:
         #: process that has the lease, which should have ended its follow-up by now.
         self.ours: set[str] = set()
         self.beside: set[str] = set()
+        #: Ids that were claimed and are not followed yet, because the ledger failed in between.
+        self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
         self._must_look = False
         self._changed: set[str] = set()  # written by others, to be read again
@@ -193,12 +195,24 @@ class Leases:
                 is_more = len(records) == PAGE
                 self.ours.update(record.client_transaction_id for record in records)
                 self._must_look = self._must_look or bool(records)
-                await take_over(self._poller, records)
+                await self._take_over(records)
+            if self._untaken:
+                newest = await self._ledger.get_many(list(self._untaken))
+                self._untaken.difference_update(newest)
+                await self._take_over([each for each in newest.values() if not each.state.decided])
             if self._must_look:
                 await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
                 self._must_look = False
         except LedgerError as error:
             self._asks.late.failed(error)
+
+    async def _take_over(self, records: Sequence[Record]) -> None:
+        """Follow asks that are held here. Where that fails, remember them."""
+        try:
+            await take_over(self._poller, records)
+        except Exception:
+            self._untaken.update(record.client_transaction_id for record in records)
+            raise
 
     async def _compare(self) -> None:
         """Leave the asks whose lease another process has taken, and follow those held here that nobody follows."""
@@ -214,14 +228,13 @@ class Leases:
         for begin in range(0, len(unfollowed), PAGE):
             records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
             # One that is SENDING by our own permit: its answer could not be written, or it is being sent right now.
-            await take_over(
-                self._poller,
+            await self._take_over(
                 [
                     each
                     for each in records.values()
                     if (each.created_at < sent_before if each.state is State.SENDING else each.kind == "sale")
                     and not each.state.decided
-                ],
+                ]
             )
 
     # --- What others wrote

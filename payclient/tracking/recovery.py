@@ -10,7 +10,7 @@ import orjson
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import Conflicted, Event, Evidence, Notified, Recovered
+from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -18,6 +18,8 @@ from payclient.logs import tracker_log as log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
+
+_NAMED = (Returned.__name__, Notified.__name__, FoundPending.__name__)
 
 #: Seconds for which a process that begins looks back for what was decided, and may be paid all the same.
 LOOK_BACK = 86_400.0
@@ -39,7 +41,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
             poller.asks.follow(record)
-    poller.confirmer.recover(records)
+    await poller.confirmer.recover(records)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
@@ -48,6 +50,21 @@ async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[
     """Return the changes of one attempt, each with what its event said beside the record, the newest first."""
     found = reversed(await ledger.history(record.client_transaction_id))
     return [(each, orjson.loads(each.detail or "{}")) for each in found if each.attempt == record.attempt]
+
+
+async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
+    """Return the transaction ids that were named to this attempt since its last decision, the newest first.
+
+    None: the browser came back cancelled.
+    """
+    named: dict[int | None, None] = {}  # a set in the order of time
+    for change, said in await history_of(ledger, record):
+        if change.after.decided and change.before is not change.after:
+            break
+        # A return without an id was a cancelled one; a report without an id named nothing.
+        if change.event in _NAMED and ("transaction_id" in said or change.event != FoundPending.__name__):
+            named[said.get("transaction_id")] = None
+    return list(named)
 
 
 async def look_back(poller: Poller) -> None:
@@ -74,7 +91,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
     async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
             if is_abandoned(record):
-                confirmer.recover([record])
+                await confirmer.recover([record])
         elif can_query:
             due = await _query_due(ledger, record, poller.policy.absent_after, now)
             if due is not None:

@@ -119,11 +119,12 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
     [
         answer(200, True), answer(200, {}), answer(200, []), answer(200, [REPORT]), answer(302, REPORT),
         answer(404, REPORT), HttpResponse(200),
+        HttpResponse(200, {}, json.dumps(REPORT).encode()[:-1] + b',"transactionStatus":"Pending"}'),
     ],
     ids=str,
 )  # fmt: skip
 async def test_no_other_answer_is_a_confirmation(said: HttpResponse) -> None:
-    """Strict: an object with its state."""
+    """Strict: an object with its state, once."""
     async with session_of(Scripted(said)) as session:
         await error_of(OutcomeUnknownError, session.confirm(7, "form-1"))
 

@@ -5,6 +5,7 @@ whatever the status, the headers and the body are.
 """
 
 import enum
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -82,13 +83,14 @@ ERROR_ANSWERS: Rows = (
 #: The verdict on an answer without a report to a query or a confirmation, which may be repeated.
 QUERY_ANSWERS: Rows = (
     (lambda a: a.status == 429, Verdict.REFUSED),
+    (lambda a: a.contradicts_itself, Verdict.UNKNOWN),
     *ERROR_ANSWERS,
 )
 
 #: The verdict on an answer to a Sale.
 SALE_ANSWERS: Rows = (
-    # the client transaction id of another Sale
-    (lambda a: a.is_of_another_sale, Verdict.UNKNOWN),
+    # a field given twice, or the client transaction id of another Sale
+    (lambda a: a.contradicts_itself or a.is_of_another_sale, Verdict.UNKNOWN),
     # 2xx, one strict transactionId, no errorCode
     (
         lambda a: a.is_success and is_id(a.fields.transaction_id) and a.fields.error_code is None,
@@ -200,6 +202,8 @@ class Answer:
         self.status: int = response.status
         self.is_success: bool = 200 <= response.status <= 299
         self.data: Any = parse_json(response.body)
+        #: Whether an object of the body may give a deciding field twice.
+        self.contradicts_itself: bool = _contradicts_itself(response.body, profile)
         self.object: dict[str, Any] = self.data if isinstance(self.data, dict) else {}
         self.fields: Fields = read_fields(self.object, profile)
 
@@ -254,6 +258,28 @@ def parse_json(body: bytes) -> Any:
         return orjson.loads(body.removeprefix(BOM))
     except orjson.JSONDecodeError:
         return None
+
+
+def _contradicts_itself(body: bytes, profile: ServiceProfile) -> bool:
+    """Return whether an object gives a deciding field twice. No encoder does that; the parser keeps the last."""
+    if body.count(b":") <= 1:
+        return False  # one field at most
+    status = profile.status
+    names = {"transactionId", "errorCode", *((status.state_field, status.code_field) if status else ())}
+    is_escaped = b"\\u00" in body and _ESCAPED_LETTER.search(body)
+    if not (is_escaped or any(body.count(f'"{name}"'.encode()) > 1 for name in names)):
+        return False  # most answers
+    found = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        deciding = [name for name, _ in pairs if name in names]
+        found.append(len(set(deciding)) < len(deciding))
+
+    try:
+        json.loads(body.removeprefix(BOM), object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return True
+    return any(found)
 
 
 def _read_details(entries: object) -> tuple[ErrorDetail, ...]:

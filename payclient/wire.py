@@ -374,6 +374,7 @@ def _read_single_report(answer: Answer) -> StatusReport | None:
         or not answer.is_success
         or answer.fields.error_code is not None
         or status.state_field not in answer.object
+        or answer.contradicts_itself
     ):
         return None
     return _read_report(answer.object, answer.profile)
@@ -387,6 +388,7 @@ def _is_array(answer: Answer) -> bool:
         and isinstance(data, list)
         and len(data) <= MAX_REPORTS
         and all(isinstance(entry, dict) for entry in data)
+        and not answer.contradicts_itself
     )
 
 
@@ -396,6 +398,7 @@ def _is_not_found(answer: Answer) -> bool:
         answer.status // 100 in (2, 4)
         and answer.fields.error_code in answer.profile.not_found_codes
         and answer.fields.state is None
+        and not answer.contradicts_itself
     )
 
 

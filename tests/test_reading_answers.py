@@ -81,7 +81,7 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
     ([400], [
         '{"errorCode": "22"}', '{"errorCode": 22.0}', '{"errorCode": true}', '{"errorCode": null}',
         '{"errorCode": [22]}', '{"errors": [{"errorCode": 2061}]}', '{"message": "m", "errors": []}',
-        '[{"errorCode": 22}]', '{"errorCode": 22', '{"ErrorCode": 22}',
+        '[{"errorCode": 22}]', '{"errorCode": 22', '{"ErrorCode": 22}', '{"errorCode": 22, "errorCode": 5}',
     ], "unknown None"),
     # An id wherever it stands, and both at once.
     ([200, 400, 404], [
@@ -93,7 +93,7 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
         '{"errorCode": 5, "transactionId": {"transactionId": 5}}', '{"errorCode": 22, "transactionId": 5}',
         '{"errorCode": 22, "transactionId": 5, "transactionId": null}',
     ], "unknown 5"),
-    ([200], [f'{{{ID}, "errorCode": "5"}}'], "unknown 5"),
+    ([200], [f'{{{ID}, "errorCode": "5"}}', f'{{{ID}, "errorCode": 22, "errorCode": null}}'], "unknown 5"),
     ([401, 429, 500], [f'{{{ID}, "errorCode": 5, "message": "No"}}'], "unknown 5"),
     ([401, 403], [f'{{{ID}, "message": "no"}}', '{"message": "no", "data": {"transactionId": 5}}'], "unknown 5"),
     ([302, 400, 401, 404, 408, 409, 425, 429, 499, 500, 502, 503, 504], [CREATED], "unknown 5"),
@@ -102,6 +102,10 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
         '{"errorCode": 5, "a": {"transactionId": {}}}',
         '{"transactionId": "x", "transactionId": null, "errorCode": 22}',
     ], "unknown None"),
+    # A field given twice.
+    ([200], ['{"transactionId": 1, "transactionId": 2}'], "unknown 2"),
+    ([200], [f"{{{ID}, {ID}}}", f"\ufeff{{{ID}, {ID}}}", f'{{"transactionId": null, {ID}}}',
+             f'{{{ID}, "transaction\\u0049d": 5}}'], "unknown 5"),
     # Something in between gave up, or the service itself failed, whatever else.
     ([408, 425, 499], [ERROR, BUSY, INVALID, '{"errorCode": 22}', "", "{}", '{"message": "no"}'], "unknown None"),
     ([200, 400, 500],
@@ -120,7 +124,7 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
         "[]", "[5]", "{}", "null", '""', "12.5", "NaN", "Infinity")], "unknown None"),
     ([200], [f"{{{ID}}}}}", f"[{CREATED}]", f"{{{ID},}}", f'{{{ID}, "x": NaN}}', '{"TransactionId": 5}',
              '{"result": {"transactionId": 5}}', f'{{{ID}, "m": "Matr\u00edcula"}}'.encode("latin-1"),
-             f'{{{ID}, "x": {"[" * 100_000}',
+             f'{{{ID}, "x": {"[" * 100_000}', f'{{{ID}, "x": {"[" * 1020}{"]" * 1020}, {ID}}}',
              f'{{{ID}, "x": "\\ud800"}}'], "unknown 5"),
     ([200], [f"{{{ID}", b"\xff\xfe{\x00}\x00", CREATED.encode("utf-16"), b"\x1f\x8b\x08\x00", "\ufeff\ufeff{}"],
      "unknown None"),
@@ -250,12 +254,12 @@ CODED = attrs.evolve(
 @pytest.mark.parametrize(
     ("word", "code"),
     [
-        *(("Aceptado", code) for code in ("1", "2", "4", "0", '"3"', "3.0", "true", "[3]")),
+        *(("Aceptado", code) for code in ("1", "2", "4", "0", '"3"', "3.0", "true", "[3]", '2, "statusCode": 3')),
         ("Cancelado", "1"), ("Cancelado", "3"),
     ],
 )  # fmt: skip
 async def test_a_number_that_contradicts_the_word_decides_nothing(word: str, code: str) -> None:
-    """Which of the two is true nobody knows; once they agree, the sale is decided."""
+    """Which of the two is true nobody knows, nor of a number given twice; once they agree, the sale is decided."""
     service = FakeService()
     async with tracking(service, profile=CODED) as tracker:
         pending = await tracker.sale(sale())

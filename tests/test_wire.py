@@ -342,7 +342,7 @@ def test_an_array_is_reduced(
 
 
 def test_not_found() -> None:
-    """An empty array, or one of the profile's codes; a gateway's error, or a state beside the code, prove nothing."""
+    """An empty array, or one of the profile's codes; a gateway's error, or two things said at once, prove nothing."""
     assert report(200, []) is None
     for status in (200, 400, 404):
         assert report(status, sample("reverse_error_20.json")) is None
@@ -350,6 +350,9 @@ def test_not_found() -> None:
         assert type(report(status, sample("reverse_error_20.json"))) is Unknown
     for status in (200, 404):
         assert type(report(status, {"errorCode": 20} | entry(5, "Approved"))) is RefusedError
+    twice = b'{"transactionStatus": "Pending", "transactionStatus": "Approved", "transactionId": 5}'
+    for body in (twice, b"[" + twice + b"]", b'{"errorCode": 20, "errorCode": 5}'):
+        assert type(report(200, body)) is Unknown
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ class StatementOptions(Layout):
     """A word of the column state that means paid, beside Aceptado and the profile's. Repeatable."""
     returned: tuple[str, ...] = ()
     """A word of the column state that means given back, as an amount less than 0 does. Repeatable."""
+    currency: str | None = None
+    """Of all lines, where there is no such column."""
     ignore_rest: Annotated[bool, Parameter(parse=False)] = True
     ignore: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
 
@@ -99,7 +101,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
             if sign is None:
                 others[word if SHOWABLE.fullmatch(word) else "?"] += 1
             try:
-                entry = _entry(line, row, mark, sign)
+                entry = _entry(line, row, mark, sign, options.currency)
                 (passed_over if sign is None else entries).append(entry)
             except CellError as error:
                 faults += [RowError(line, None, str(error))] * (sign is not None)
@@ -163,7 +165,9 @@ def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> s
     return options.decimal_mark or find_mark(texts)
 
 
-def _entry(line: int, row: Mapping[str, Any], mark: str | None, sign: int | None) -> Entry:
+def _entry(
+    line: int, row: Mapping[str, Any], mark: str | None, sign: int | None, currency: str | None
+) -> Entry:
     """Return the payment of a line; of one that is passed over (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
     ids = {name: escape_text(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
@@ -184,7 +188,7 @@ def _entry(line: int, row: Mapping[str, Any], mark: str | None, sign: int | None
         transaction_id=int(number) if is_number else None,
         client_transaction_id=ids.get(KEY),
         amount=cents,
-        currency=escape_text(str(row.get("currency") or "").strip()) or None,
+        currency=escape_text(str(row.get("currency") or "").strip()) or currency,
     )
 
 

@@ -48,7 +48,10 @@ def back_up(source: str, target: str) -> None:
     fault: PayError
     try:
         connection = open_to_read(source).connection
-        with closing(connection), TemporaryDirectory(dir=folder) as beside:
+        with (
+            closing(connection),
+            TemporaryDirectory(prefix=f"{os.path.basename(target)}.", dir=folder) as beside,
+        ):
             unfinished = os.path.join(beside, "ledger")
             os.close(os.open(unfinished, os.O_CREAT | os.O_RDWR, 0o600))
             _copy(connection, unfinished)

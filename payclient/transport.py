@@ -15,12 +15,10 @@ import select
 import socket
 import struct
 from collections.abc import Mapping
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import attrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from aiohttp.payload import Payload
@@ -44,13 +42,27 @@ _POLL = "_payclient_poll"
 MAX_ANSWER = 1 << 20
 
 
-@attrs.define(eq=False, repr=False)
-class _Call:
-    """One request on its way: what is awaited before its first byte, and the connection that carries it."""
+class _Call(Payload):
+    """One request on its way: its body, what is awaited before its first byte, and the connection that carries it.
 
-    before_send: BeforeSend | None
+    aiohttp takes it as the body, and makes no headers for it, as it does for its own classes of bodies.
+    """
+
     #: None before the first byte.
     transport: asyncio.Transport | None = None
+
+    def __init__(self, body: bytes, before_send: BeforeSend | None) -> None:
+        self.body = body
+        self.before_send = before_send
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self.body.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await writer.write(self.body)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await writer.write(self.body)
 
     def reset(self) -> None:
         """Close the connection and let the kernel forget what it has not delivered yet.
@@ -68,8 +80,6 @@ class _Call:
         self.transport.abort()
 
 
-_call: ContextVar[_Call] = ContextVar("payclient_call")
-
 if not asyncio.iscoroutinefunction(
     getattr(ClientRequest, "send", None)
 ):  # pragma: no cover - a foreign aiohttp
@@ -84,28 +94,14 @@ class _ConnectionDeadError(Exception):
     """The connection was seen dead right before the write."""
 
 
-class _Body(Payload):
-    """The body of one request: bytes, without the headers that aiohttp's own class makes for each."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._body.decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._body)
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await writer.write(self._body)
-
-
 class _ProvingRequest(ClientRequest):
     """Awaits `before_send` between the connection and the first byte.
 
-    Its headers are a copy of the session's and its body is bytes: aiohttp's own steps for any others cost as much as
-    the checks of a Sale.
+    Its headers are a copy of the session's and its body is a `_Call`: aiohttp's own steps for any others cost as much
+    as the checks of a Sale.
     """
+
+    _call: _Call
 
     def update_headers(self, headers: Any) -> None:
         self.headers = headers
@@ -113,14 +109,15 @@ class _ProvingRequest(ClientRequest):
     def update_auto_headers(self, skip_auto_headers: object) -> None:
         """Add none: the session's are whole."""
 
-    def update_body_from_data(self, body: bytes, _stacklevel: int = 0) -> None:
-        if body:
-            self._body = _Body(body)
-        if body or self.method not in self.GET_METHODS:
-            self.headers["Content-Length"] = str(len(body))
+    def update_body_from_data(self, body: _Call, _stacklevel: int = 0) -> None:
+        self._call = body
+        if body.body:
+            self._body = body
+        if body.body or self.method not in self.GET_METHODS:
+            self.headers["Content-Length"] = str(len(body.body))
 
     async def send(self, conn: Connection) -> ClientResponse:
-        protocol, call = conn.protocol, _call.get()
+        protocol, call = conn.protocol, self._call
         # Check a pooled connection before spending the permit: if it is closed or has unread bytes, the session retries
         # on another.
         if protocol is None or not _alive(protocol) or _is_readable(protocol):
@@ -187,13 +184,12 @@ class AiohttpTransport:
         if direct and request.headers is not None and request.headers is not self._headers:
             self._headers = request.headers
             session.headers.update(request.headers)
-        call = _Call(before_send)
-        token = _call.set(call)
+        call = _Call(request.body, before_send)
         try:
             response = await session.request(
                 request.method,
                 self._url(request.path),
-                data=request.body,
+                data=call,
                 headers=None if direct else request.headers,
                 allow_redirects=False,
                 proxy_headers=None if self._proxy_headers is None else self._proxy_headers.reveal(),
@@ -212,8 +208,6 @@ class AiohttpTransport:
         except asyncio.CancelledError:
             call.reset()
             raise
-        finally:
-            _call.reset(token)
         raise NotSentError("the connection was dead before the first byte")
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:

@@ -386,7 +386,7 @@ def _reader(kind: type) -> Callable[[Any, Any], Any]:
 
 
 def _structure(value: Any, _: object, *, kind: type | None, table: str = "") -> Any:
-    """Read a table, unless the value is none. Raises `ConfigurationError` naming a setting with its table."""
+    """Read a table; any other value stays as it is. Raises `ConfigurationError` naming a setting and its table."""
     if kind is None or not isinstance(value, Mapping):
         return value
     try:

@@ -22,7 +22,7 @@ from payclient.tracking.tracker import Tracker
 try:  # pytest-asyncio's fixture serves its strict mode, too
     from pytest_asyncio import fixture as _asyncio_fixture
 except ImportError:
-    _asyncio_fixture = pytest.fixture  # type: ignore[assignment]
+    _asyncio_fixture = pytest.fixture  # type: ignore[assignment]  # its overloads are others
 
 __all__ = ["PayService"]
 

@@ -437,7 +437,7 @@ def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]
 
 
 def _join_reason(kept: dict[str, str | int]) -> str | None:
-    """Return the text with its code behind it, such as "Fondos Insuficientes (16)"; a code of 0 says nothing."""
+    """Return the message with its code, such as "Fondos Insuficientes (16)"; a code of 0 is left out."""
     said = [str(kept[name]) for name in REASON if kept.get(name, 0) != 0]
     return f"{said[0]} ({said[1]})" if len(said) > 1 else "".join(said) or None
 

@@ -275,7 +275,7 @@ class Report:
         row = tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect)
         with open(self.path, "ab", buffering=0, opener=private) as file:
             size = file.tell()
-            # Somebody may have deleted the file, and what has no header is no report to the next run.
+            # The file may have been deleted: without a header the next run would not take it for a report.
             rest = memoryview(row if size else self._content([line]))
             try:
                 while rest:

@@ -84,7 +84,7 @@ def _copy(source: sqlite3.Connection, target: str) -> None:
 
 
 async def archive(ledger: StoredLedger, before: float, path: str) -> int:
-    """Move what was decided before a time (UTC seconds) to the new file at `path`; return how many attempts it has."""
+    """Move what was decided before a time (UTC seconds) to the new file at `path`; return how many were moved."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         _sync(os.path.dirname(path))

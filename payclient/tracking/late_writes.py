@@ -107,8 +107,8 @@ class LateWrites:
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
         if isinstance(event, NotSent):
-            # Perhaps nobody knows whether our permit was committed. The row may be another process's, which was granted
-            # the same attempt and sends it.
+            # Our permit may not have been committed. Then the row may be that of another process, which was granted the
+            # same attempt and sends it.
             known = await self._ledger.get(record.client_transaction_id)
             if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):
                 raise TransitionError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import platform
 import select
@@ -80,7 +81,7 @@ class _Call(Payload):
         self.transport.abort()
 
 
-if not asyncio.iscoroutinefunction(
+if not inspect.iscoroutinefunction(
     getattr(ClientRequest, "send", None)
 ):  # pragma: no cover - a foreign aiohttp
     raise ImportError("this aiohttp has no ClientRequest.send, without which nothing proves what was sent")

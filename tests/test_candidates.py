@@ -411,6 +411,14 @@ async def test_two_proofs_at_once_are_one(service: Lagging) -> None:
         assert pending.outcome.paid is False
 
 
+async def test_the_second_proof_counts_at_the_moment_at_which_it_is_due(service: Lagging) -> None:
+    """A sum and a difference of the same times are not the same floats: no other query would be made for the wait."""
+    service.clock.stand_at(222.0)
+    profile = attrs.evolve(PROFILE, sale_window=299.0, absent_after=598.0)
+    async with selling(service, lost_request, profile=profile) as (_, pending):
+        assert (await outcome_of(service, pending)).paid is False
+
+
 async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> None:
     """Not found, then seen in whatever state, then not found: the first "not found" counts no more."""
     async with selling(service, lost_answer) as (_, pending):

@@ -351,7 +351,7 @@ class AnswerReader:
             return Reading(warning=words)
         if ask.absent_at is None:
             ask.absent_at = now
-        elif now - ask.absent_at >= BETWEEN_PROOFS * policy.absent_after:
+        elif now >= ask.absent_at + BETWEEN_PROOFS * policy.absent_after:  # the sum of `_proof`
             if ask.all_missing():
                 return Reading([ProvenAbsent(at=self.at, candidate_ids=candidates)])
             ask.absent_at = None

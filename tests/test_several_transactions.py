@@ -35,6 +35,7 @@ from fake_service import (
     refuses,
     reset,
     sale,
+    seen_dead,
     selling,
     tracking,
     unlisted,
@@ -590,6 +591,41 @@ async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) 
         paid = [None if each.outcome is None else each.outcome.paid async for each in results]
     assert service.posted == {"order-17": 1}
     assert paid == [True if approved else None]
+
+
+@EXISTS
+@pytest.mark.parametrize(
+    "between", [refuses(5, status=401), refuses(22), seen_dead], ids=["401", "22", "dead"]
+)
+async def test_every_earlier_attempt_is_looked_at_before_the_next(
+    service: FakeService, says: Script, between: Script
+) -> None:
+    """The POST came twice and the query lagged; the next attempt was refused for itself, and is not the only one."""
+    lagging(service, 5.0)
+    service.scripts = [posted(1, says), between]
+    async with tracking(service) as tracker:
+        for _ in range(2):
+            await error_of(payclient.PayError, tracker.sale(sale()))
+        await service.clock.advance(10)
+        service.decide("Aceptado")
+        found = await tracker.sale(sale())
+        assert (found.state, found.transaction_id) == (State.ACCEPTED, 1000)
+    assert service.posted == {"order-17": 1}
+
+
+async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(service: FakeService) -> None:
+    """The first one was refused and notified; the second one was not, and both are not listed by our own id."""
+    service.instead = unlisted
+    service.scripts = [posted(1, refuses(22)), refuses(5, status=401)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        service.status_scripts = [lambda: refusal(20, status=404)] * 3
+        assert await tracker.notify(hint()) is payclient.Receipt.LATE
+        await error_of(payclient.UnauthorizedError, tracker.sale(sale()))
+        service.status_scripts = []
+        service.decide("Aceptado")
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
 
 
 @pytest.mark.parametrize("identifier", ["order-17", "another"])

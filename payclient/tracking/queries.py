@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -234,6 +235,12 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
     return False
 
 
+def _named(attempts: Sequence[Record]) -> list[int | None]:
+    """Return the transaction ids that were named to attempts, the newest first."""
+    ids = dict.fromkeys(each for one in reversed(attempts) for each in reversed(one.candidate_ids))
+    return [each for each in ids if each != DROPPED]
+
+
 class Refusals:
     """Finds what exists though it was refused, since proxies repeat a POST, or though nobody could query it."""
 
@@ -261,25 +268,36 @@ class Refusals:
         Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        asks, policy = self._poller.asks, self._poller.policy
-        has_ended = before.state in (State.REFUSED, State.EXPIRED)
-        history = await history_of(asks.ledger, before) if has_ended else []
-        if not may_exist(before, history, self._duplicates):
+        policy, is_refused = self._poller.policy, before.state is State.REFUSED
+        # Of several refused attempts any may exist, whatever the newest one met.
+        attempts = await self._attempts(before) if is_refused and before.attempt > 1 else [before]
+        doubted = [each for each in attempts if await self._may_exist(each)]
+        if not doubted:
             return None
-        if before.state is State.REFUSED:
-            return await self._find_refused(before)
+        if is_refused:
+            return await self._find_refused(before, doubted)
         is_found = policy.can_query and policy.follows(before)
         return await self._poller.query_unqueried(before) if is_found else None
 
-    async def _find_refused(self, before: Record) -> Record | None:
+    async def _attempts(self, record: Record) -> list[Record]:
+        """Return every attempt of the id, the newest last."""
+        found, _ = await self._poller.asks.ledger.find((record.client_transaction_id,))
+        return found[record.client_transaction_id]
+
+    async def _may_exist(self, before: Record) -> bool:
+        has_ended = before.state in (State.REFUSED, State.EXPIRED)
+        history = await history_of(self._poller.asks.ledger, before) if has_ended else []
+        return may_exist(before, history, self._duplicates)
+
+    async def _find_refused(self, before: Record, doubted: Sequence[Record]) -> Record | None:
         identifier = before.client_transaction_id
         try:
-            report = await self._find(before)
+            report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
             words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
-        doubts = report is not None or before.notified_at is not None
-        if doubts and self._queries.source is None and not self._queries.can_see(before):
+        doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
+        if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
             found = "not found" if report is None else "found"
             words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
             raise NotSentError(words, client_transaction_id=identifier)
@@ -303,13 +321,13 @@ class Refusals:
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if is_paid else None
 
-    async def _find(self, before: Record) -> StatusReport | None:
+    async def _find(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
         """Query by each transaction id that was named, then by client transaction id; return the first that decides.
 
         One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
         """
         identifier = before.client_transaction_id
-        named: list[int | None] = [each for each in reversed(before.candidate_ids) if each != DROPPED]
+        named = _named(doubted)
         policy, own_source = self._poller.policy, self._queries.source is not None
         if own_source:  # a user's own source chooses the id
             turns = named[:1] or [None]

@@ -343,6 +343,14 @@ async def test_what_is_said_to_exist_after_it_was_proven_absent(service: FakeSer
             await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
 
 
+async def test_what_exists_may_be_any_earlier_attempt_that_was_thought_absent(service: FakeService) -> None:
+    """The one in between was refused for itself, which says nothing of the one before."""
+    async with selling(service, lost_request, refuses(5, status=401), DUPLICATE) as (tracker, pending):
+        assert (await outcome_of(service, pending)).evidence is Evidence.ABSENT
+        await error_of(payclient.UnauthorizedError, tracker.sale(sale()))
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+
+
 @EXISTS
 @pytest.mark.parametrize("way", ["here", "in the next process", "written late"])
 async def test_an_index_that_lags_corrects_the_refusal_later(

@@ -327,7 +327,7 @@ class Attempts:
         and its caller may prepare another.
         """
         if isinstance(error, RefusedError):
-            existing = await self.refusals.find_existing(record, error, attempt.before, self._lost(record))
+            existing = await self.refusals.find_existing(record, error, self._lost(record))
             if existing is not None:
                 if attempt.kind == "form":
                     raise error

@@ -366,9 +366,7 @@ class Refusals:
         """Return whether a refusal says that something exists: 2061, or a duplicate."""
         return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
 
-    async def find_existing(
-        self, record: Record, refused: RefusedError, before: Record | None, lost: Lost
-    ) -> Record | None:
+    async def find_existing(self, record: Record, refused: RefusedError, lost: Lost) -> Record | None:
         """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
 
         A proxy may send a POST twice: the first creates, and the second is answered by 2061 or "duplicate". A query by
@@ -378,9 +376,10 @@ class Refusals:
             return None
         is_there, report, identifier = self.is_duplicate(refused), None, record.client_transaction_id
         if self._poller.policy.by_client_id:
-            # An earlier attempt that was thought absent may be there after all.
-            is_doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
             try:
+                # An earlier attempt that was thought absent may be there after all.
+                thought = {each.evidence for each in await self._attempts(record)}
+                is_doubted = not thought.isdisjoint((Evidence.ABSENT, Evidence.OPERATOR))
                 await self._wait_for_turn()
                 report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
                 is_there = (is_there and is_doubted) or report is not None

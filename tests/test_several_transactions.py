@@ -42,6 +42,7 @@ from fake_service import (
     when,
 )
 from payclient.events import Evidence, FoundAccepted
+from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock
@@ -377,6 +378,28 @@ async def test_an_index_that_lags_corrects_the_refusal_later(
         assert way == "written late" or len(service.queries) == 2
     assert service.posted == {"order-17": 1}
     assert len([each for each in alarms(caplog) if "yet accepted" in each]) == 1
+
+
+@EXISTS
+@pytest.mark.parametrize("between", [refuses(5, status=401), seen_dead], ids=["401", "dead"])
+@pytest.mark.parametrize("way", ["here", "in the next process"])
+async def test_a_later_refusal_does_not_end_the_look_at_an_earlier_one(
+    service: FakeService, says: Script, between: Script, way: str
+) -> None:
+    """What the first attempt created is listed late, and the second one, refused for itself, takes its word."""
+    lagging(service, 300)
+    service.scripts, ledger = [posted(1, says), between], MemoryLedger()
+    async with AsyncExitStack() as process:
+        tracker = await process.enter_async_context(tracking(service, ledger))
+        for _ in range(2):
+            await error_of(payclient.PayError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        if way == "in the next process":
+            await process.aclose()
+            tracker = await process.enter_async_context(tracking(service, ledger))
+        await service.clock.advance(700)
+        found = await pending_of(tracker)
+        assert (found.state, found.transaction_id, len(service.queries)) == (State.ACCEPTED, 1000, 3)
 
 
 @EXISTS

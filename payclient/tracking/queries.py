@@ -402,12 +402,15 @@ class Refusals:
         return record
 
     def plan_queries(self, record: Record, error: Exception) -> None:
-        """Query an attempt that was refused, and may exist all the same."""
+        """Query an attempt that was refused, and may exist all the same, or one before it may."""
+        earlier = self._poller.asks.find(record.client_transaction_id)
+        is_planned = earlier is not None and earlier.recheck_at < math.inf
         if record.state is State.REFUSED and record.notified_at is not None:
             self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if isinstance(error, RefusedError) and record.kind == "sale":
-            if self.says_exists(error):
+        if record.kind == "sale":
+            if is_planned or (isinstance(error, RefusedError) and self.says_exists(error)):
                 # The service may list late what it says exists: query when its list has surely caught up.
                 self._poller.recheck(record, after=self._poller.policy.absent_after)
-            elif not record.state.decided:  # not written yet: the ledger may have a notification of it
+            elif isinstance(error, RefusedError) and not record.state.decided:
+                # Not written yet: the ledger may have a notification of it.
                 self._poller.recheck(record, after=self._poller.policy.least_gap)

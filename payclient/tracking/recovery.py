@@ -10,7 +10,7 @@ import orjson
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import Conflicted, Event, Evidence, FoundPending, Notified, Recovered, Returned
+from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -121,15 +121,15 @@ async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: f
     if unpaid.state is State.REFUSED and notified_at is not None:
         return notified_at  # it may have been queried, but the answer "not found" leaves no event
     is_late = notified_at is not None and notified_at >= decided_at
-    is_young = unpaid.evidence is Evidence.ANSWER and now < decided_at + 2 * absent_after
-    history = await history_of(ledger, unpaid) if is_late or is_young else []
+    is_young = unpaid.state is State.REFUSED and now < decided_at + 2 * absent_after
+    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_young else []
     if not history:  # or it was archived a moment ago
         return None
-    last, said = history[0]
-    if last.event == Notified.__name__:
+    if history[-1].event == Notified.__name__:
         return notified_at
-    # `Refused.exists`: once more, for an index that lags.
-    return decided_at + absent_after if said.get("exists") else None
+    # `Refused.exists`, of any attempt: once more, for an index that lags.
+    exists = any(orjson.loads(change.detail or "{}").get("exists") for change in history)
+    return decided_at + absent_after if exists else None
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

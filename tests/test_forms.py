@@ -69,6 +69,11 @@ async def test_a_link_is_shown_by_its_accessor_alone(service: FakeService) -> No
         assert link != payclient.FormLink("https://pay.example/another", link.prepared_at)
 
 
+def test_a_link_is_made_of_its_address_and_two_times() -> None:
+    """In this order: it was prepared at 1,000 s and loaded at 1,100 s, and lives ten minutes from then."""
+    assert payclient.FormLink("https://pay.example/c", 1000.0, 1100.0).expires_at == 1700.0
+
+
 async def test_no_link_is_handed_out_after_a_long_pause(service: FakeService) -> None:
     """A process that stood still hears its answer when others take the form for dead: nobody gets its links."""
     service.scripts = [when(lambda: service.clock.jump_wall(1300))]

@@ -58,14 +58,14 @@ class FormLink:
     does not pickle.
 
     - `prepared_at`: When the form was prepared.
-    - `lifetime`: Seconds (§8: 600).
     - `loaded_at`: When the customer loaded it; None until `mark_loaded`.
+    - `lifetime`: Seconds (§8: 600).
     """
 
     _url: Secret[str] = attrs.field(converter=_hide, repr=False)
     prepared_at: float
-    lifetime: float = 600.0
     loaded_at: float | None = None
+    lifetime: float = 600.0
 
     @property
     def url(self) -> str:
@@ -124,7 +124,7 @@ class PaymentForm:
         return all(link.is_live(now) for link in self.links.values())
 
     def _link(self, url: str) -> FormLink:
-        return self._links.setdefault(Secret(url), FormLink(url, self.prepared_at, self._lifetime))
+        return self._links.setdefault(Secret(url), FormLink(url, self.prepared_at, lifetime=self._lifetime))
 
 
 class KeptLinks:

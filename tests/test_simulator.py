@@ -18,6 +18,14 @@ __all__ = ["client", "clock", "merchant", "settings"]
 # Deciding
 
 
+async def test_without_a_clock_it_has_one_of_its_own() -> None:
+    """Whether it is left out, or None, as a fixture may hand on."""
+    async with client_of(clock=None) as client:
+        transaction_id = await client.sale()
+        await client.service.advance(300)
+        assert client.service.sales[transaction_id].how == "expired"
+
+
 async def test_a_customer_with_a_pending_sale_there_is_refused(client: Client, clock: ManualClock) -> None:
     """One customer has one pending sale per store: 22 with 2061 (§7.3), until it is decided or expires."""
     await client.sale()

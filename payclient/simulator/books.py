@@ -24,6 +24,10 @@ _ANSWERS: Final = {"paid": "approved", "declined": "rejected"}
 _REVERSALS: Final = {"merchant": "reversed", "unconfirmed": "reversed_unconfirmed"}
 
 
+def _own_clock(clock: ServiceClock | None) -> ServiceClock:
+    return JumpClock() if clock is None else clock
+
+
 @define(eq=False, repr=False, slots=False, kw_only=True)
 class Books:
     """The state of one service, and what its customers and its time do to it."""
@@ -31,7 +35,7 @@ class Books:
     #: The only token that is taken, or the account of each; without either any token is.
     token: str | None = None
     accounts: Mapping[str, str] | None = None
-    clock: ServiceClock = field(factory=JumpClock)
+    clock: ServiceClock = field(default=None, converter=_own_clock)
     settings: Settings = field(factory=Settings)
     #: The simulated customers of later sales; None: no customer answers by itself.
     answers: Answers | None = None

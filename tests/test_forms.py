@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -164,6 +165,18 @@ async def test_a_form_must_be_built_with_the_id_that_is_given(service: FakeServi
         with pytest.raises(payclient.ConfigurationError, match="margin"):
             await tracker.live_form("cart", request, margin=600)
     assert not service.prepared
+
+
+@pytest.mark.parametrize("made", [sale, lambda _: None])
+async def test_what_is_not_a_forms_request_is_not_sent(
+    service: FakeService, made: Callable[[str], Any]
+) -> None:
+    """A `make_request` that builds a sale's request pushes nothing to the customer's phone."""
+    async with tracking(service) as tracker:
+        with pytest.raises(TypeError, match=r"^what make_request returns must be a PrepareRequest; "):
+            await tracker.live_form("cart", made)
+        assert (await tracker.purchase("cart")).asks == ()
+    assert not service.sales
 
 
 async def test_an_id_is_used_once(service: FakeService) -> None:

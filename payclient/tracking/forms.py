@@ -31,6 +31,7 @@ from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
+from payclient.validation import check_type
 
 __all__ = ["FormLink", "PaymentForm"]
 
@@ -246,6 +247,7 @@ class Forms:
     ) -> asyncio.Task[PaymentForm]:
         """Start to prepare a form under this id, and return the task that all callers of `key` share."""
         request = make_request(identifier)
+        check_type("what make_request returns", request, PrepareRequest)
         if request.client_transaction_id != identifier:
             raise ConfigurationError("make_request must build the request with the id that it is given")
         task = self._preparing[key] = start(self.prepare(request, key))

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest.mock import AsyncMock, patch
 
 import attrs
@@ -21,6 +21,7 @@ from fake_service import (
     Held,
     Script,
     error_of,
+    form,
     hint,
     lost_answer,
     lost_request,
@@ -333,7 +334,8 @@ async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int)
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
+        {"max_in_flight": 0}, {"max_pending": 0}, {"max_in_flight": math.nan}, {"max_pending": math.nan},
+        {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
         {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
     ],
 )  # fmt: skip
@@ -370,8 +372,9 @@ def fails_after(count: int) -> Iterator[payclient.SaleRequest]:
     [
         (fails_late(), LookupError, 2), (waits_for_what_was_cancelled(), payclient.UsageError, 1),
         (fails_after(CHUNK), LookupError, CHUNK), (fails_after(1), LookupError, 0), (fails_after(0), LookupError, 0),
+        ([*rows(CHUNK), cast(Request, form())], TypeError, CHUNK),
     ],
-    ids=["async", "cancelled", "in a later chunk", "in the first chunk", "at once"],
+    ids=["async", "cancelled", "in a later chunk", "in the first chunk", "at once", "not a sale's request"],
 )  # fmt: skip
 async def test_a_source_that_fails_ends_the_rest_and_says_so(
     service: FakeService, source: Requests, error: type[BaseException], read: int

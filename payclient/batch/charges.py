@@ -48,7 +48,7 @@ class Charges(AsyncIterator[ChargeResult]):
         wait: float | None,
         retry: Collection[str],
     ) -> None:
-        if max_in_flight < 1 or max_pending < 1:
+        if not (max_in_flight >= 1 and max_pending >= 1):
             raise ValueError("max_in_flight and max_pending must be 1 or more")
         if rate is not None and not 0 < rate < float("inf"):
             raise ValueError("rate must be a positive number of sends a second")

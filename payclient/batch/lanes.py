@@ -131,12 +131,10 @@ Requests = Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | Charg
 async def rows_of(attempts: Attempts, requests: Requests) -> AsyncGenerator[LaneRow, None]:
     """Yield every row in the order of the requests. A request that had to be awaited is looked up alone."""
     async for chunk in _chunks(requests):
-        rows = [
-            (each.request, each.purchase) if isinstance(each, ChargeRow) else (each, None) for each in chunk
-        ]
-        known = await attempts.find([request.client_transaction_id for request, _ in rows])
-        for request, purchase in rows:
-            yield LaneRow(request, purchase, known.get(request.client_transaction_id))
+        rows = [each if isinstance(each, ChargeRow) else ChargeRow(request=each) for each in chunk]
+        known = await attempts.find([row.request.client_transaction_id for row in rows])
+        for row in rows:
+            yield LaneRow(row.request, row.purchase, known.get(row.request.client_transaction_id))
 
 
 async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | ChargeRow], None]:

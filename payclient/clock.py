@@ -6,7 +6,6 @@ Deadlines cost little: calls of equal length end in the order in which they bega
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -15,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from payclient.errors import ConfigurationError
+from payclient.validation import is_positive
 
 __all__ = ["Clock", "SystemClock", "Timeouts"]
 
@@ -159,7 +159,7 @@ async def drain(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
 
 
 def _positive(instance: Timeouts, attribute: attrs.Attribute[float], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_positive(value):
         raise ConfigurationError(f"time-out {attribute.name} must be a positive, finite number of seconds")
 
 

@@ -22,7 +22,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import is_personal
+from payclient.validation import is_personal, is_positive
 
 __all__ = [
     "DOCUMENT",
@@ -72,7 +72,7 @@ def _path_with(place: str) -> Validator:
 
 
 def _is_seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LONGEST
+    return is_positive(value) and value <= LONGEST
 
 
 def _is_int(value: object) -> bool:

@@ -10,11 +10,13 @@ so now. `benchmarks/schedule_table.py` computes that spread for the customers pr
 import math
 import zlib
 from bisect import bisect_right
+from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
 
 from payclient.errors import ConfigurationError
+from payclient.validation import is_positive
 
 __all__ = ["Attentive", "Fixed", "Schedule", "Steps"]
 
@@ -62,8 +64,8 @@ class Schedule(Protocol):
         """
 
 
-def _positive(_: object, attribute: "attrs.Attribute[Any]", value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
+def _positive(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if not is_positive(value) and (value, attribute.default) != (None, None):
         raise ConfigurationError(f"schedule: {attribute.name} must be a positive number")
 
 
@@ -81,6 +83,13 @@ class Fixed:
         return self.seconds * part
 
 
+def _is_step(step: object) -> bool:
+    match step:
+        case (int() | float() as age, gap):
+            return age >= 0 and is_positive(gap)
+    return False
+
+
 @attrs.frozen(init=False)
 class Steps:
     """Query at an interval for each stretch of the sale's life.
@@ -93,8 +102,7 @@ class Steps:
     steps: tuple[tuple[float, float], ...]
 
     def __init__(self, *steps: tuple[float, float]) -> None:
-        until = [age for age, _ in steps]
-        if not steps or until != sorted(until) or not all(0 < gap < math.inf for _, gap in steps):
+        if not steps or not all(map(_is_step, steps)) or [*steps] != sorted(steps, key=itemgetter(0)):
             raise ConfigurationError(
                 "schedule: steps must be pairs of an age and a positive gap, by rising ages"
             )

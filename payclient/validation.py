@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 from urllib.parse import urlsplit
 
 import attrs
@@ -112,6 +113,11 @@ _PERSONAL = re.compile(
 def is_personal(field: str) -> bool:
     """Return whether a field of an answer may hold a person's data, by its name: a ledger never keeps such a field."""
     return _PERSONAL.search(re.sub("[^a-z]", "", field.lower())) is not None
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Return whether a setting is a positive, finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def is_loopback(host: str) -> bool:

@@ -146,6 +146,13 @@ class Odd:
         return next(self.gaps, None) or 1 / 0
 
 
+class OddFixed(payclient.Fixed):
+    """One of our own schedules, changed."""
+
+    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+        return 1 / 0
+
+
 @in_virtual_time
 async def test_a_schedule_may_change() -> None:
     class Changing:
@@ -179,7 +186,7 @@ async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
 @in_virtual_time
 async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
-    for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd()):
+    for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd(), OddFixed()):
         async with crowding(Service(seed=1), schedule=odd) as tracker:
             pending = await tracker.sale(push("order-1"))
             assert (await pending.wait()).paid is not None

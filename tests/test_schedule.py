@@ -1,6 +1,8 @@
 """When to query next."""
 
 import math
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -54,6 +56,27 @@ def test_a_bad_knob_is_refused() -> None:
     ):
         with pytest.raises(ConfigurationError):
             make()
+
+
+def test_what_is_not_a_number_is_refused() -> None:
+    """By an error that names the schedule, and not later by each sale."""
+    fixed, steps, attentive = cast(Any, Fixed), cast(Any, Steps), cast(Any, Attentive)
+    for bad in ("5", True, math.nan, 10**400, (1,)):
+        for make in (
+            partial(fixed, bad),
+            partial(steps, bad),
+            partial(steps, (60, bad)),
+            partial(attentive, target_delay=bad),
+            partial(attentive, max_queries=bad),
+        ):
+            with pytest.raises(ConfigurationError, match=r"^schedule: "):
+                make()
+    for make in (partial(fixed, None), partial(attentive, window=None), partial(steps, (60, 5, 1))):
+        with pytest.raises(ConfigurationError, match=r"^schedule: "):
+            make()
+    for age in (None, "60", math.nan, -1):
+        with pytest.raises(ConfigurationError, match=r"^schedule: "):
+            steps((age, 5))
 
 
 @given(st.floats(0.2, 2))

@@ -19,7 +19,7 @@ from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
-from payclient.schedule import NORMAL_WINDOW, Attentive, Fixed, Schedule, Steps
+from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.confirmations import TURN, Confirmer
@@ -67,12 +67,12 @@ class Poller:
         self.clock = clock
         if schedule is None:
             schedule = Attentive(window=profile.sale_window)
-        elif not callable(getattr(schedule, "gap", None)):
+        elif callable(getattr(schedule, "gap", None)):
+            schedule = _UsersSchedule(schedule, profile.sale_window)
+        else:
             raise ConfigurationError(
                 f"schedule must be a Schedule, such as Fixed(5) or Attentive(); {type(schedule).__name__} was given"
             )
-        elif not isinstance(schedule, Attentive | Fixed | Steps):
-            schedule = _UsersSchedule(schedule, profile.sale_window)
         own_source = status is not None
         self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=own_source)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)

@@ -263,7 +263,7 @@ def _read_proxy(proxy: Secret[str]) -> tuple[Secret[URL], Secret[dict[str, str]]
     They are kept apart, since aiohttp shows the address in its warnings, but no headers. Raises `ConfigurationError`
     that does not repeat it.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TypeError):
         url = Secret(URL(proxy.reveal()))
         if url.reveal().scheme in ("http", "https") and url.reveal().host:
             if url.reveal().raw_user is None and url.reveal().raw_password is None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from payclient import (
 )
 from payclient.cli import main
 from payclient.events import Created
-from payclient.ledger import Ledger, Shared, backup_ledger
+from payclient.ledger import Ledger, Shared, archive_ledger, backup_ledger
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
 from test_ledger import NOW, brought, fresh, opened, until
@@ -130,6 +131,25 @@ async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) ->
             ConfigurationError, opening, match=r"sqlite:charges\.db is in this directory, and sqlite:/charges"
         )
     assert not Path("/charges.db").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        None, 5, b"memory:", Path("s3cret.db"), "sqlite:s3cret\0.db", "sqlite:s3cret\ud800.db",
+        "postgresql://shop:s3cret@127.0.0.1:99999/shop",
+    ],
+)  # fmt: skip
+async def test_what_means_no_ledger(url: Any) -> None:
+    """Whatever else is given, the setting is called wrong and is not repeated."""
+    for opening in (
+        open_ledger(url),
+        open_ledger(url, read_only=True),
+        archive_ledger(url, NOW, "archive.jsonl"),
+        open_tracker("http://127.0.0.1:1", "t", ledger=url).__aenter__(),
+    ):
+        caught = await error_of(ConfigurationError, opening, match=r"ledger.*postgresql://USER@HOST/DATABASE")
+        assert "s3cret" not in repr(caught.__context__) + str(caught)
 
 
 # --- Backups, of a ledger that is in use or not

@@ -38,6 +38,7 @@ def test_a_misspelt_option_is_open_trackers_own_error() -> None:
         ("schedule", r"a Schedule, such as Fixed\(5\) or Attentive\(\); int was given"),
         ("timeouts", r"Timeouts\(connect=10, total=30\); int was given"),
         ("profile", r"a ServiceProfile, a preset.s name or a file.s path; int was given"),
+        ("proxy", "a URL such as http://proxy.example:3128"),
         ("token", ".* an async callable; int was given"),
     ],
 )

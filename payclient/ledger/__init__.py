@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
@@ -283,8 +284,8 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
 
 def _sqlite_path(url: Secret[str]) -> str | None:
     """Return the path of a SQLite ledger, or None. Raises `ConfigurationError` for another library's spelling."""
-    kind, _, path = url.reveal().partition(":")
-    if kind != "sqlite" or not path:
+    kind, _, path = str(url.reveal()).partition(":")
+    if kind != "sqlite" or not path or re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):  # no file has these
         return None
     if path.startswith("//"):
         name = path.lstrip("/") or "charges.db"
@@ -304,7 +305,7 @@ def _stored(url: Secret[str], words: str) -> tuple[Any, str | Secret[str]]:
         from payclient.ledger.sqlite import SqliteLedger
 
         return SqliteLedger, path
-    if not url.reveal().startswith("postgresql://"):
+    if not str(url.reveal()).startswith("postgresql://"):
         raise ConfigurationError(words)
     try:
         from payclient.ledger.postgres import PostgresLedger

@@ -241,7 +241,7 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
         fault = _BusyServerError(f"{what} ({type(error).__name__})")
     except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
         fault = unavailable(error, "opened")
-    except (asyncpg.InterfaceError, ValueError):
+    except (asyncpg.InterfaceError, ValueError, OverflowError):  # a port, for instance
         fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
     else:
         _open_here.add(connection)

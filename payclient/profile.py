@@ -357,6 +357,9 @@ class ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
         import tomllib  # here: most programs load one profile at the most
 
+        if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device might never end
+            words = "must be a regular file, not a directory, a pipe or a device"
+            raise ConfigurationError(f"the profile {path} cannot be read: {words}")
         try:
             settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:

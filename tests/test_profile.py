@@ -262,10 +262,12 @@ def test_a_profile_is_frozen() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    """A path that leads to no TOML is a setting that is wrong."""
+    """A path that leads to no TOML is a setting that is wrong; a pipe is not waited for."""
+    os.mkfifo(pipe := tmp_path / "pipe.toml")
     for path, why in (
         (tmp_path / "none.toml", r"none\.toml cannot be read: FileNotFoundError$"),
-        (tmp_path, r"cannot be read: IsADirectoryError$"), ("a\0b", r"cannot be read: ValueError$"),
+        (tmp_path, r"cannot be read: must be a regular file, "), ("a\0b", r"cannot be read: ValueError$"),
+        (pipe, r"pipe\.toml cannot be read: must be a regular file, "), ("/dev/zero", r"must be a regular file, "),
         (write(tmp_path, b"name = '\xff'"), r"cannot be read: UnicodeDecodeError$"),
     ):  # fmt: skip
         with pytest.raises(ConfigurationError, match=why):

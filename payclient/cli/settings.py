@@ -16,9 +16,8 @@ from cyclopts.validators import Number as Range
 from payclient.auth import TokenFile, check_base_url, token_fault
 from payclient.batch.retries import sends_per_second
 from payclient.cli import terminal
-from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
-from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
+from payclient.profile import ServiceProfile, find_profile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.session import Exchange, PaySession
 from payclient.tracking.context import open_tracker
@@ -206,6 +205,4 @@ def location_of(ledger: str | None) -> str:
 
 def profile_of(profile: str | None) -> ServiceProfile:
     """Return a preset by its name, a profile by its path, or the document's profile where none is given."""
-    if profile and profile not in PRESETS:
-        check_regular("--profile", Path(profile))
-    return DOCUMENT if not profile else find_profile(profile)
+    return find_profile(profile or None)

@@ -135,7 +135,7 @@ def encode_sale(request: SaleRequest, profile: ServiceProfile) -> HttpRequest:
     if request.by_nick_name:
         if profile.nick_name_flag is None:
             raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
-        if request.phone_number is None and not profile.phone_optional_with_nick_name:
+        if not (request.phone_number or "").strip() and not profile.phone_optional_with_nick_name:
             raise InvalidRequestError(
                 errors=[field_fault("phone_number", "must be given")],
                 client_transaction_id=request.client_transaction_id,

@@ -106,11 +106,12 @@ def test_names_that_the_document_leaves_to_the_profile() -> None:
     with pytest.raises(ConfigurationError, match=r"language_field"):
         encode_prepare(minimal_prepare(language="es"), DOCUMENT)
     # §2.2 requires phoneNumber; a service may not.
-    request = sale(by_nick_name=True, nick_name="ana", phone_number=None)
-    with pytest.raises(InvalidRequestError) as caught:
-        encode_sale(request, SHOP)
-    assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("must be given",)),)
-    assert caught.value.client_transaction_id == "order-17"
+    for blank in ("", "  ", None):
+        request = sale(by_nick_name=True, nick_name="ana", phone_number=blank)
+        with pytest.raises(InvalidRequestError) as caught:
+            encode_sale(request, SHOP)
+        assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("must be given",)),)
+        assert caught.value.client_transaction_id == "order-17"
     assert "phoneNumber" not in encoded(request, attrs.evolve(SHOP, phone_optional_with_nick_name=True))
 
 

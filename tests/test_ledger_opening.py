@@ -136,7 +136,7 @@ async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "url",
     [
-        None, 5, b"memory:", Path("s3cret.db"), "sqlite:s3cret\0.db", "sqlite:s3cret\ud800.db",
+        None, 5, b"memory:", "memory", Path("s3cret.db"), "sqlite:s3cret\0.db", "sqlite:s3cret\ud800.db",
         "postgresql://shop:s3cret@127.0.0.1:99999/shop",
     ],
 )  # fmt: skip

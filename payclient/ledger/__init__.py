@@ -220,7 +220,7 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     """
     url = Secret.of(url)  # error trackers record the local variables of a frame that raises
     create = create and not read_only
-    if url.reveal() in ("memory", "memory:"):
+    if url.reveal() == "memory:":
         from payclient.ledger.memory import MemoryLedger
 
         return MemoryLedger()

@@ -98,7 +98,7 @@ def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
         host, _ = parts.hostname, parts.port
     except ValueError:
         return False
-    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
+    if not host or "@" in parts.netloc or (hosts is not None and host not in map(str.lower, hosts)):
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 

@@ -117,8 +117,8 @@ def test_an_unsafe_link_is_an_error_and_never_a_redirect(url: str) -> None:
 
 
 def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
-    """The profile's `link_hosts`."""
-    assert shown(hosts={"pay.example"}).status == 200
+    """The profile's `link_hosts`, in any letter case."""
+    assert shown(hosts={"pay.example"}).status == shown(hosts={"Pay.Example"}).status == 200
     with pytest.raises(payclient.ConfigurationError):
         shown(hosts={"other.example"})
     assert redirect_page(link("http://127.0.0.1:8080/form"), now=1001.0).status == 200

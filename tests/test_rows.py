@@ -543,6 +543,7 @@ def test_typed_cells_need_neither_encoding_nor_decimal_mark(tmp_path: Path) -> N
         ([1.5, "0984111222", 5], "clave: must be a text, because a number"),
         (["k", "0984111222", 1e300], "amount_without_tax: is not an amount"),
         (["k", "0984111222", 5, None, None, "beyond"], "line 2: has 6 cells and the header 5"),
+        (["k", "0984111222", 5, None, None, "=C2*2"], "line 2: has 6 cells and the header 5"),
     ],
 )
 def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[Any], said: str) -> None:
@@ -550,6 +551,15 @@ def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[
     file = read_file(sheet(tmp_path / "cobros.xlsx", SHEET, cells), TYPED)
     assert file.requests == []
     assert any(error.removeprefix("line 2, ").startswith(said) for error in errors_of(file)), file.errors
+
+
+def test_a_last_line_of_formulas_without_values_is_there(tmp_path: Path) -> None:
+    """A program wrote them, and calamine ends before them: a charge is a bad row, and a sum is a total."""
+    rows: list[list[Any]] = [SHEET, ["k", "0984111222", 5]]
+    charge = read_file(sheet(tmp_path / "charge.xlsx", *rows, [], ["=A2", "=B2", "=C2"]), TYPED)
+    assert (len(charge.requests), [row.line for row in charge.bad]) == (1, [4])
+    total = read_file(sheet(tmp_path / "total.xlsx", *rows, [None, None, "=SUM(C2:C2)"]), TYPED)
+    assert (len(total.requests), total.bad, total.total_lines, total.total_faults) == (1, [], [3], [])
 
 
 def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
 
 
-def _mark_broken(table: Sequence[list[Any]], path: Path, sheet: str) -> set[int]:
+def _mark_broken(table: list[list[Any]], path: Path, sheet: str) -> set[int]:
     """Put an error into each cell with one, or with a formula without its value, and return the lines that are hidden.
 
     Calamine reads such a cell as empty. Raises `InvalidRequestError` for an .ods file with any of them.
@@ -297,9 +297,15 @@ def _mark_broken(table: Sequence[list[Any]], path: Path, sheet: str) -> set[int]
     for cell in (cell for row in rows for cell in row.iterfind("{*}c")):
         line, place = coordinate_to_tuple(cell.get("r", "A1"))
         if cell.get("t") == "e":
-            table[line - 1][place - 1] = CellError("is an error of the spreadsheet")
+            fault = "is an error of the spreadsheet"
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
-            table[line - 1][place - 1] = CellError("is a formula without its value: open and save the file")
+            fault = "is a formula without its value: open and save the file"
+        else:
+            continue
+        # It may lie outside of what calamine takes for the filled part.
+        table.extend([""] * len(table[0]) for _ in range(len(table), line))
+        table[line - 1] += [""] * (place - len(table[line - 1]))
+        table[line - 1][place - 1] = CellError(fault)
     return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
 
 

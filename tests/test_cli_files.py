@@ -142,6 +142,7 @@ def test_a_dry_run_needs_no_service_and_takes_address_and_limits_from_the_profil
         ("taken", ["--skip-bad", "bad.csv"], "is there already, with other rows"),
         ("place", ["--report", "report.csv"], "--report report.csv: cannot be written: Permission denied"),
         ("consent", [], "is not there, and a new one knows no earlier charge"),
+        ("nowhere", ["--ledger", "sqlite:none/l.db"], "the ledger's directory does not exist"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import attrs
@@ -61,6 +61,8 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
     try:
         book = await open_ledger(options.ledger, read_only=True)
     except LedgerMissingError:
+        with suppress(LedgerMissingError):  # another error is about the place for a new one
+            await (await open_ledger(options.ledger, create=False)).aclose()
         return Known(new=True)
     known, profile = Known(), options.loaded_profile
     async with aclosing(book):

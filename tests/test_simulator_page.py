@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from browser import open_browser
-from payclient.simulator import Fault, Simulator
-from simulated import sale_of
+from payclient.simulator import PAYPHONE, Fault, Simulator
+from simulated import prepare_of, sale_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page, ViewportSize
@@ -111,6 +111,16 @@ async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service:
         await form.close()
         await page.locator("#forms").get_by_text("paid").wait_for()
         assert service.counts.forms_paid == 1
+
+
+async def test_what_was_given_back_is_not_shown_as_paid(browser: Browser) -> None:
+    """A form that nobody confirmed in time is reversed by the service, which its page says."""
+    async with Simulator(settings=PAYPHONE) as service, page_of(browser, service) as page:
+        form = service.create_form(prepare_of())
+        await service.pay(form.payment_id)
+        await page.locator("#forms").get_by_text("paid").wait_for()
+        await service.advance(310)
+        await page.locator("#forms").get_by_text("given back").wait_for()
 
 
 #: Of each text the contrast with what is behind it, where that is one colour: the least, and of which text.

@@ -57,6 +57,11 @@ function timeOf(seconds, more) {
   return new Date(seconds * 1000).toLocaleTimeString([], options);
 }
 
+function markOf(one) {
+  const word = one.reversal ? "given back" : one.how || "expired";
+  return make("span", `mark ${HOW[word] || "flat"}`, word);
+}
+
 // --- The phone
 
 function pushCard(sale) {
@@ -118,9 +123,8 @@ function tick() {
 }
 
 function decidedRow(sale) {
-  const mark = make("span", `mark ${HOW[sale.how] || "flat"}`, sale.how);
   const id = make("span", "id", sale.client_transaction_id);
-  return make("li", "", make("span", "", sale.store_id || "Merchant"), make("span", "money", money(sale)), id, mark);
+  return make("li", "", make("span", "", sale.store_id || "Merchant"), make("span", "money", money(sale)), id, markOf(sale));
 }
 
 // --- Beside it
@@ -131,9 +135,8 @@ function formRow(form) {
     Object.assign(link, { href: address, target: "_blank", rel: "noopener" });
     return link;
   });
-  const mark = make("span", `mark ${HOW[form.how] || "flat"}`, form.how || "expired");
   const what = make("div", "what", `${form.store_id || "Merchant"} · ${money(form)} `, make("span", "", form.client_transaction_id));
-  return make("li", "", what, make("div", "links", ...(links.length ? links : [mark])));
+  return make("li", "", what, make("div", "links", ...(links.length ? links : [markOf(form)])));
 }
 
 function logRow(entry) {

@@ -363,6 +363,15 @@ async def test_a_fault_after_the_permit_proves_nothing(service: FakeService, scr
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_sale_is_followed_whose_transport_raises_what_is_no_exception(service: FakeService) -> None:
+    """As pytest's own failures and a green thread that is killed: its caller has that, and the sale may exist."""
+    service.scripts = [when(lambda: pytest.fail("of the transport"))]
+    async with tracking(service) as tracker:
+        await error_of(pytest.fail.Exception, tracker.sale(sale()))
+        service.add_sale()
+        assert (await outcome_of(service, await pending_of(tracker))).paid is True
+
+
 async def test_a_fault_of_ours_before_the_permit_leaves_nothing(service: FakeService) -> None:
     """It is raised, and the ledger has no row."""
     service.scripts = [broken]

@@ -205,9 +205,9 @@ class Attempts:
             if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as ended:
+        except BaseException as ended:
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
-            if (record := attempt.record) is not None:
+            if (record := attempt.record) is not None and not isinstance(ended, Exception):
                 # The caller of a form that was prepared has its links.
                 event = self._prepared() if attempt.result else self._event_of(ended, attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))

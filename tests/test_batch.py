@@ -300,6 +300,23 @@ async def test_a_batch_whose_tasks_are_cancelled_by_others_ends(service: FakeSer
     assert set(service.posted.values()) == {1}
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_batch_whose_tasks_are_cancelled_as_they_begin_goes_on(
+    service: FakeService, turns: int
+) -> None:
+    """After however many turns of the loop others cancel all: the next run charges each row, once."""
+    async with tracking(service) as tracker:
+        before = asyncio.all_tasks()
+        async with payclient.charge_all(tracker, rows(3)):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+        again = await run(service, tracker, rows(3))
+        assert [each.paid for each in again.values()] == [True] * 3
+    assert set(service.posted.values()) == {1}
+
+
 async def test_a_batch_whose_ledger_breaks_its_word_ends(service: FakeService) -> None:
     """A ledger of the user's own raises what no ledger may, while a refused row waits for its customer's first one."""
     ledger, both = MemoryLedger(), rows(2, customers=1)

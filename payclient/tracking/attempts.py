@@ -177,7 +177,8 @@ class Attempts:
         """
         identifier = attempt.request.client_transaction_id
         self._asks.check_open(identifier)
-        if (running := self._in_flight.get(identifier)) is not None:
+        running = self._in_flight.get(identifier)
+        if running is not None and not running[1].done():  # else it was cancelled before it began
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
         else:
             existing = self._asks.open_record(identifier)

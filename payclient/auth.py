@@ -126,7 +126,7 @@ class Token:
 
     async def fetch(self) -> Authorization:
         """Call the callable. Raises `NotSentError` if it returns nothing in time, and what it raises itself."""
-        if self._fetching is None:
+        if self._fetching is None or self._fetching.done():  # one that was cancelled before it began
             self._fetching = start(self._fetch())
         return await outlive(self._fetching)
 

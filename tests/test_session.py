@@ -372,6 +372,20 @@ async def test_token_callable_is_asked_once() -> None:
     assert fake.tokens == ["Bearer first"] * 5
 
 
+async def test_token_callable_whose_task_others_cancel_is_asked_again() -> None:
+    """A process cancels all tasks but two as the callable is called: nothing is sent, and the next call asks again."""
+    tokens, fake = Tokens("first"), Scripted(CREATED)
+    session, before = session_over(fake, tokens), asyncio.all_tasks()
+    call = asyncio.create_task(cast("Any", session.sale(SALE)))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - before - {call}:
+        task.cancel()
+    await error_of(NotSentError, call)
+    assert (fake.requests, tokens.asked) == ([], 0)
+    await session.sale(SALE)
+    assert fake.tokens == ["Bearer first"]
+
+
 @pytest.mark.parametrize("query", [True, False], ids=["status", "confirm"])
 async def test_status_after_a_401(query: bool) -> None:
     """A query or a confirmation is repeated once with a fresh token; a second 401 is the answer."""

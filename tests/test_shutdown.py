@@ -16,7 +16,7 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_ledgers import HookedLedger
+from fake_ledgers import HookedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -192,6 +192,15 @@ async def test_a_sale_not_sent_created_nothing(service: FakeService, stuck: str,
     assert not service.posted
     record = await ledger.get("order-17")
     assert (record and record.state) == state
+
+
+async def test_an_answer_that_is_being_written_at_the_close_is_not_lost(service: FakeService) -> None:
+    """The ledger hangs: what the answer named is written once it takes anything again."""
+    ledger = HookedLedger(before={"Created": once(gate := Gate())})
+    async with tracking(service, ledger, drain=0) as tracker:
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await gate.there.wait()
+    assert ((await caller).state, (await record_in(ledger)).transaction_id) == (State.PENDING, 1000)
 
 
 @in_virtual_time

@@ -93,6 +93,8 @@ class Attempt:
     record: Record | None = None
     #: The INSERT was committed, and the send may go on.
     granted: bool = False
+    #: How it ended, once that is known.
+    end: Event | None = None
 
     @property
     def kind(self) -> str:
@@ -209,8 +211,7 @@ class Attempts:
         except BaseException as ended:
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None and not isinstance(ended, Exception):
-                # The caller of a form that was prepared has its links.
-                event = self._prepared() if attempt.result else self._event_of(ended, attempt, record)
+                event = attempt.end or self._event_of(ended, attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
@@ -272,12 +273,15 @@ class Attempts:
             sale = await self.session.send_sale(attempt.http, permit, check=check)
             now = self._clock.time()
             end = now + self._poller.policy.life["sale"]
-            return Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
+            attempt.end = Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
+            return attempt.end
         attempt.result = await self.session.send_prepare(attempt.http, permit, check=check)
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        now = self._clock.time()
+        attempt.end = Prepared(at=now, expires_at=now + self._poller.policy.life["form"])
         # Keep the links before the form is PENDING: whoever finds it PENDING finds its links, too.
         await self._links.keep(attempt.record, attempt.result)
-        return self._prepared()
+        return attempt.end
 
     def _record(self, attempt: Attempt) -> Record:
         """Return the record that the permit inserts."""
@@ -333,7 +337,7 @@ class Attempts:
                 if attempt.kind == "form":
                     raise error
                 return existing
-        event = self._event_of(error, attempt, record)
+        event = attempt.end = self._event_of(error, attempt, record)
         record = await self._asks.write(record, event)
         if not isinstance(event, Lost) or attempt.kind == "form":
             self.refusals.plan_queries(record, error)
@@ -365,10 +369,6 @@ class Attempts:
             what = "the send failed: %s"
             log("error", "send_failed", record.client_transaction_id, what, type(error).__name__)
         return self._lost(record)
-
-    def _prepared(self) -> Prepared:
-        now = self._clock.time()
-        return Prepared(at=now, expires_at=now + self._poller.policy.life["form"])
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""

@@ -310,6 +310,17 @@ async def test_a_ledger_of_another_service(service: FakeService, tmp_path: Path,
     await ledger.aclose()
 
 
+async def test_a_tracker_that_was_closed_is_not_entered_again(service: FakeService) -> None:
+    """It would charge, and follow nothing."""
+    async with PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session:
+        async with payclient.Tracker(session, service.ledger, clock=service.clock) as tracker:
+            await tracker.sale(sale())
+        with pytest.raises(payclient.UsageError, match="closed"):
+            async with tracker:
+                await tracker.sale(sale("order-18"))
+    assert service.posted == {"order-17": 1}
+
+
 def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:
     """Of the loop in which it was entered last, and of the running one until then."""
 

@@ -111,6 +111,8 @@ class Tracker:
         return self._attempts
 
     async def __aenter__(self) -> Self:
+        if self._poller.asks.closed:
+            raise UsageError("this tracker is closed; make another")
         if isinstance(self._clock, LoopClock):
             self._clock.settle()
         if not self._poller.policy.can_query:

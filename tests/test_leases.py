@@ -238,6 +238,24 @@ async def test_a_deaf_listener_loses_nobody(
         assert (await soon(waiting)).paid is True
 
 
+async def test_a_deaf_follower_queries_what_another_was_told(
+    service: FakeService, url: str, postgres: PostgresServer, database: str
+) -> None:
+    """It sits behind a pooler, or listens only from now on: it looks, and need not wait for the routine query."""
+    async with (
+        PostgresProxy(postgres.port) as proxy,
+        working(service, postgres.url(database, port=proxy.port), poll=0.05) as first,
+        working(service, url) as second,
+    ):
+        proxy.deaf = True
+        await first.tracker.sale(sale())
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        service.decide("Aceptado")
+        await second.tracker.notify(hint())
+        assert (await soon(waiting)).paid is True
+        assert (first.queries, second.queries) == (1, 0)
+
+
 async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
     service: FakeService, url: str, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

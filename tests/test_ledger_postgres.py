@@ -584,7 +584,8 @@ async def test_a_listener_that_is_killed(url: str) -> None:
         ledger.watch(heard)
         assert await heard.next() is None
         connection = await asyncpg.connect(url)
-        listening = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+        listening = "FROM pg_stat_activity WHERE query LIKE '%Notified%' AND pid <> pg_backend_pid()"
+        await until(lambda: connection.fetchval(f"SELECT count(*) > 0 {listening} AND state = 'idle'"))
         await connection.fetch(f"SELECT pg_terminate_backend(pid) {listening}")
         assert await heard.next() is None
         await brought(ledger, State.ACCEPTED)

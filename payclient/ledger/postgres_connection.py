@@ -329,15 +329,17 @@ class Listener:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 async with asyncio.timeout(self._poll):
                     await connection.add_listener(self._server.schema, self._on_notify)
-                self._wake(None)  # nobody was woken by what was written before the LISTEN
-                while True:
+                while not lost.is_set():
+                    self._wake(None)  # before the query, which a silent wire holds up
+                    # Whoever follows what was notified need not wait for it.
+                    for (hinted,) in await connection.fetch(
+                        self._server.statements["hinted"], timeout=self._poll
+                    ):
+                        self._wake(hinted)
                     with suppress(TimeoutError):
                         # Not `wait_for`, which may lose our cancellation on CPython 3.11.
                         async with asyncio.timeout(self._poll):
                             await lost.wait()
-                        break
-                    self._wake(None)  # before the query, which a silent wire holds up
-                    await connection.execute("SELECT 1", timeout=self._poll)
             except Exception:  # whatever it is: go on by another connection
                 self._wake(None)
                 await asyncio.sleep(self._poll)

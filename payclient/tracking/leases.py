@@ -227,12 +227,17 @@ class Leases:
         unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
         for begin in range(0, len(unfollowed), PAGE):
             records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
-            # One that is SENDING by our own permit: its answer could not be written, or it is being sent right now.
+            # One that is SENDING by our own permit: its answer could not be written, or it is being sent right now. A
+            # form that is new here was claimed, and the answer was lost.
             await self._take_over(
                 [
                     each
                     for each in records.values()
-                    if (each.created_at < sent_before if each.state is State.SENDING else each.kind == "sale")
+                    if (
+                        each.created_at < sent_before
+                        if each.state is State.SENDING
+                        else each.kind == "sale" or each.client_transaction_id not in before
+                    )
                     and not each.state.decided
                 ]
             )

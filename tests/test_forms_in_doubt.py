@@ -440,6 +440,22 @@ async def test_a_cancelled_form_is_not_confirmed_while_the_ledger_fails(
         assert 5002 not in service.confirms
 
 
+async def test_a_withheld_confirmation_stays_withheld_while_the_ledger_fails(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old tab paid by another card, the new form's payment waits for that, and then nobody can read the ledger."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        assert (await tracker.returned(service.pay("form-1", 5001))).paid is True
+        await passing(service, tracker.returned(service.pay("form-2", 5002)))
+        gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
+        monkeypatch.setattr(service.ledger, "asks", gone)
+        await service.clock.advance(100)
+        assert gone.called
+        assert 5002 not in service.confirms
+
+
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:
     """The first card was declined, which cancelled the form; the second one's confirmation has no answer."""
     async with prepared(service) as tracker:

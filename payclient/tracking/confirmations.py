@@ -291,8 +291,8 @@ class Confirmer:
         try:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
-            if form.state is State.CANCELLED:
-                raise  # its purchase was free for other asks
+            if form.state is State.CANCELLED or current.is_withheld:
+                raise  # its purchase was free for other asks, or has another one
             return False
         is_replaced = any(
             each.client_transaction_id != form.client_transaction_id
@@ -305,7 +305,7 @@ class Confirmer:
             )
             for each in asks
         )
-        current.is_first = current.on_record and not is_replaced
+        current.is_withheld, current.is_first = is_replaced, current.on_record and not is_replaced
         return is_replaced
 
     def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:

@@ -41,6 +41,8 @@ class Confirmation:
     is_answered: bool = False
     #: Whether no other ask of the purchase was in its way at a try: a form that is paid later waits for this one.
     is_first: bool = False
+    #: Whether another ask of the purchase was in its way at the latest try.
+    is_withheld: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
     #: Set, and replaced, at the end of each try.

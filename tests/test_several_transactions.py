@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -232,6 +233,26 @@ async def test_two_accepted_is_accepted_with_an_alarm(
     assert "accepted more than once: also 1001" in alarm
     (found,) = [each for each in await service.ledger.history("order-17") if each.event == "Conflicted"]
     assert "1001" in (found.detail or "")
+
+
+async def test_a_second_payment_of_a_paid_sale_is_an_alarm_though_the_ledger_fails(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A notification is worth one query, which finds it; the history that may have it cannot be read at that moment."""
+    async with selling(service, posted(1, FakeService.take), profile=BY_CLIENT) as (tracker, pending):
+        service.decide("Aceptado", 1000)
+        assert (await outcome_of(service, pending)).transaction_id == 1000
+        service.decide("Aceptado", 1001)
+        read = service.ledger.history
+        gone = AsyncMock(side_effect=[payclient.LedgerUnavailableError("gone")] * 2)
+        monkeypatch.setattr(service.ledger, "history", gone)
+        assert await tracker.notify(hint()) is payclient.Receipt.LATE
+        await service.clock.advance(2)
+        assert gone.called
+        assert not alarms(caplog)
+        monkeypatch.setattr(service.ledger, "history", read)
+        await service.clock.advance(20)
+    assert alarms(caplog) == ["order-17: accepted more than once: also 1001"]
 
 
 async def test_a_payment_that_was_given_back_hides_no_other_one(service: FakeService) -> None:

@@ -16,6 +16,7 @@ from payclient.auth import SIGNED_WITH
 from payclient.clock import within
 from payclient.errors import (
     CustomerBusyError,
+    LedgerError,
     LedgerUnavailableError,
     NotSentError,
     RateLimitedError,
@@ -155,8 +156,13 @@ class StatusQueries:
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         # A decided ask is followed anew for each query: only its history shows whether this was written before.
-        if record.state.decided and await is_noted(self._asks.ledger, record, reading.events):
-            return True
+        try:
+            if record.state.decided and await is_noted(self._asks.ledger, record, reading.events):
+                return True
+        except LedgerError as error:  # query it once more, as after a write that failed
+            ask.failures, ask.recheck_soon = ask.failures + 1, True
+            self._asks.late.failed(error)
+            return False
         _alarm(record, reading)
         if reading.conflict is not None:
             what = "a status report is not ours: %s"

@@ -208,6 +208,8 @@ class Attempts:
             if attempt.lane and attempt.record is not None:
                 await self._asks.suspect(attempt.lane)
             raise
+        except GeneratorExit:
+            raise  # its loop is gone: nothing can be written
         except BaseException as ended:
             # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
             if (record := attempt.record) is not None and not isinstance(ended, Exception):

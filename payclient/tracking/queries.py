@@ -384,11 +384,11 @@ class Refusals:
         if self._poller.policy.by_client_id:
             try:
                 # An earlier attempt that was thought absent may be there after all.
-                thought = {each.evidence for each in await self._attempts(record)}
-                is_doubted = not thought.isdisjoint((Evidence.ABSENT, Evidence.OPERATOR))
+                earlier = await self._attempts(record) if is_there else []
+                is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
                 await self._wait_for_turn()
                 report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
-                is_there = (is_there and is_doubted) or report is not None
+                is_there = is_doubted or report is not None
                 if not self._queries.can_see(record):  # the token was renewed: it may find another account's
                     is_there, report = True, None
             except Exception as failed:  # any failure leaves the outcome unknown

@@ -12,7 +12,20 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, Scripted, answer, error_of, outcome_of, sale, tracking
+from fake_service import (
+    PROFILE,
+    FakeService,
+    Script,
+    Scripted,
+    answer,
+    error_of,
+    events_of,
+    lost_answer,
+    outcome_of,
+    sale,
+    selling,
+    tracking,
+)
 from payclient.wire import HttpResponse
 
 State = payclient.State
@@ -226,6 +239,25 @@ async def test_a_users_own_source_is_read_as_strictly(name: str, value: Any) -> 
         report = attrs.evolve(report, amount=None, currency=None)
         await service.clock.advance(700)
         assert (await pending.wait()).paid is True
+
+
+@pytest.mark.parametrize("identifier", ["1000", 1000.0, True, 0, 2**63])
+@pytest.mark.parametrize("script", [lost_answer, FakeService.take], ids=["unknown", "pending"])
+async def test_a_users_own_source_names_a_transaction_by_its_number_alone(
+    identifier: Any, script: Script
+) -> None:
+    """Anything else is a conflict, as in an answer of the service, and never becomes the sale's id."""
+
+    async def status(reference: payclient.TransactionRef) -> payclient.StatusReport:
+        return payclient.StatusReport(
+            state="Aceptado", transaction_id=identifier, client_transaction_id="order-17", amount=1150
+        )
+
+    service = FakeService()
+    async with selling(service, script, status=status) as (_, pending):
+        assert (await outcome_of(service, pending)).paid is None
+        assert pending.transaction_id in (None, 1000)
+    assert "Conflicted" in await events_of(service.ledger)
 
 
 @pytest.mark.parametrize("readable_first", [True, False])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from payclient.answers import is_id
 from payclient.auth import SIGNED_WITH
 from payclient.clock import within
 from payclient.errors import (
@@ -208,7 +209,7 @@ def _alarm(record: Record, reading: Reading) -> None:
 
 
 def _storable(report: StatusReport) -> StatusReport:
-    """Return a report of a user's own source with only what may be kept of its state, receipt and reason."""
+    """Return a report of a user's own source with only what may be kept of it, its transaction id read strictly."""
     receipt = {
         name: value
         for name, value in report.receipt.items()
@@ -217,7 +218,9 @@ def _storable(report: StatusReport) -> StatusReport:
     reason = report.reason if type(report.reason) is str else None
     # A source of one's own has no table of words: any other word decides nothing.
     state = report.state if report.state in STATE_WORDS else None
-    return attrs.evolve(report, state=state, receipt=receipt, reason=reason)
+    is_read = report.transaction_id is None or is_id(report.transaction_id)
+    unreadable = report.unreadable if is_read else ("transactionId",)
+    return attrs.evolve(report, state=state, receipt=receipt, reason=reason, unreadable=unreadable)
 
 
 def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], codes: Set[int]) -> bool:

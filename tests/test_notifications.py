@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 from urllib.parse import urlencode
 
 import attrs
@@ -12,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import PROFILE, FakeService, error_of, events_of, hint, lost_answer, outcome_of, selling
+from fake_service import (
+    PROFILE,
+    FakeService,
+    error_of,
+    events_of,
+    hint,
+    lost_answer,
+    lost_request,
+    outcome_of,
+    selling,
+)
 from payclient.notifications import is_notification_key
 from payclient.profile import StatusProfile
 
@@ -121,6 +132,17 @@ async def test_unmatched_and_conflicting_notifications_change_nothing(service: F
         assert pending.transaction_id == 1000
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
     await error_of(payclient.TrackerClosedError, tracker.notify(hint()))
+
+
+@pytest.mark.parametrize("identifier", [0, -1, 2**63, "1000", True, None])
+async def test_an_id_that_no_transaction_has_is_no_hint(service: FakeService, identifier: Any) -> None:
+    """Made by hand from what came, it would be a candidate that no query rules out: nothing could be proven absent."""
+    made = payclient.Notification(transaction_id=identifier, client_transaction_id="order-17")
+    async with selling(service, lost_request) as (tracker, pending):
+        await error_of(payclient.InvalidNotificationError, tracker.notify(made))
+        await error_of(payclient.InvalidNotificationError, tracker.notify(hint(1, "a\0")))
+        assert (await outcome_of(service, pending)).paid is False
+    assert "Notified" not in await events_of(service.ledger)
 
 
 async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(service: FakeService) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, Self
 
+from payclient.answers import is_id
 from payclient.auth import service_fingerprint
 from payclient.clock import Clock, LoopClock
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
@@ -174,10 +175,15 @@ class Tracker:
         """Take a notification (§6) as a hint: the sale is queried at once. Returns before any query.
 
         A notification is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most.
-        Without a status source it ends the wait, with `paid` None.
+        Without a status source it ends the wait, with `paid` None. Raises `InvalidNotificationError` for ids that
+        `parse_notification` never returns, `LedgerError`.
         """
         self._poller.asks.check_open()
         identifier = notification.client_transaction_id
+        if not is_id(notification.transaction_id) or not _may_be_known(identifier):
+            raise InvalidNotificationError(
+                "a notification must have a transaction id and one of the merchant's"
+            )
         words = "the tracker was closed before the hint was on record"
         return await self._poller.finish(self._arrivals.notify(notification), identifier, words)
 

@@ -512,6 +512,22 @@ async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Withheld
         assert (await in_turns(pending.wait())).paid is False
 
 
+async def test_a_hint_about_what_had_its_last_query_ends_no_wait_of_the_next_process(
+    service: Withheld,
+) -> None:
+    """It asks anew, and waits for the answer: the notification of a payment brings a query first."""
+    ledger = MemoryLedger()
+    async with selling(service, ledger=ledger) as (_, pending):
+        assert (await outcome_of(service, pending)).evidence is Evidence.LAST_QUERY
+    async with tracking(service, ledger) as tracker:
+        wait = asyncio.ensure_future((await pending_of(tracker)).wait())
+        await service.clock.advance(0.1)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint()) is Receipt.MATCHED
+        await service.clock.advance(2)
+        assert (await wait).paid is True
+
+
 @pytest.mark.parametrize(("state", "paid"), [("Aceptado", True), ("Pendiente", None)])
 async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(
     service: Withheld, state: str, paid: bool | None

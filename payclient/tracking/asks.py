@@ -257,7 +257,7 @@ class OpenAsks:
             # A transaction id was just named: it is queried before "not found" proves anything.
             ask.absent_at, ask.client_queried_at = None, NEVER
         if record.state is before.state:
-            if record.evidence is Evidence.LAST_QUERY and ask.waiters:
+            if record.evidence is Evidence.LAST_QUERY is not before.evidence and ask.waiters:
                 self.wake(ask, exhausted=True)  # the last query may be another process's
             return
         self._begin_anew(ask, before, record)

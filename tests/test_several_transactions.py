@@ -424,6 +424,27 @@ async def test_a_later_refusal_does_not_end_the_look_at_an_earlier_one(
 
 
 @EXISTS
+@pytest.mark.parametrize("named", [1000, 999], ids=["pending", "forged"])
+async def test_a_notification_does_not_end_the_later_look_of_the_next_process(
+    service: FakeService, says: Script, named: int
+) -> None:
+    """Its one query finds nobody's payment yet; what was refused as existing is paid later, and is found."""
+    lagging(service, 100)
+    service.scripts, ledger = [posted(1, says)], MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.instead = lambda path: None if path.endswith("/1000") else answer(200, [])
+        await tracker.notify(hint(named))
+        await service.clock.advance(10)
+    async with tracking(service, ledger) as tracker:
+        await service.clock.advance(10)
+        service.decide("Aceptado")
+        service.instead = lambda path: None
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@EXISTS
 async def test_a_wait_for_a_refusal_that_is_never_written_ends(service: FakeService, says: Script) -> None:
     """The ledger fails from then on: the sale is shown as unknown, and its expiry counts as that of any other."""
     lagging(service, float("inf"))

@@ -93,8 +93,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if is_abandoned(record):
                 await confirmer.recover([record])
         elif can_query:
-            due = await _query_due(ledger, record, poller.policy.absent_after, now)
-            if due is not None:
+            for due in await _queries_due(ledger, record, poller.policy.absent_after, now):
                 poller.recheck(record, after=max(due - now, 0.0))
 
 
@@ -115,21 +114,21 @@ def is_abandoned(record: Record) -> bool:
     return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
 
 
-async def _query_due(ledger: Ledger, unpaid: Record, absent_after: float, now: float) -> float | None:
-    """Return when an unpaid attempt is queried once more, in UTC seconds; None: that was answered, or is not needed."""
+async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float, now: float) -> list[float]:
+    """Return when an unpaid attempt is queried once more, in UTC seconds: for a notification, and for what exists."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
-    if unpaid.state is State.REFUSED and notified_at is not None:
-        return notified_at  # it may have been queried, but the answer "not found" leaves no event
+    is_refused = unpaid.state is State.REFUSED
+    is_young = is_refused and now < decided_at + 2 * absent_after
     is_late = notified_at is not None and notified_at >= decided_at
-    is_young = unpaid.state is State.REFUSED and now < decided_at + 2 * absent_after
     history = await ledger.history(unpaid.client_transaction_id) if is_late or is_young else []
-    if not history:  # or it was archived a moment ago
-        return None
-    if history[-1].event == Notified.__name__:
-        return notified_at
+    dues = []
+    # It may have been queried, but the answer "not found" leaves no event.
+    if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
+        dues.append(notified_at)
     # `Refused.exists`, of any attempt: once more, for an index that lags.
-    exists = any(orjson.loads(change.detail or "{}").get("exists") for change in history)
-    return decided_at + absent_after if exists else None
+    if is_young and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
+        dues.append(decided_at + absent_after)
+    return dues
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

@@ -357,6 +357,7 @@ def test_curl_drives_a_sale_to_each_outcome(tmp_path: Path) -> None:
         (["--set", "application=APP"], "application"), (["--time-of-day", "25:00"], "the time of day must be HH:MM"),
         (["--host", "0.0.0.0", "--port", "0", "--ready-file", "/nowhere/ready"], "whoever reaches"),
         (["--port", "0", "--ready-file", "/nowhere/ready"], "--ready-file"), (["--host", "192.0.2.1"], "--host"),
+        (["--sale-window", "0"], "sale_window"), (["--form-window", "-1"], "--form-window"),
     ],
 )  # fmt: skip
 def test_what_the_command_refuses_or_warns_of(
@@ -393,6 +394,21 @@ async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Mer
             assert (await client.get(by_client_id, **first))[1][0]["transactionStatus"] == "Approved"
             assert (await client.get(by_client_id, **second))[0] == 404  # another account's
             assert (await client.get(by_client_id))[0] == 401
+
+
+async def test_the_windows_are_options(tmp_path: Path) -> None:
+    """A push and a form's link that live for seconds, whatever the profile has (§8)."""
+    options = ("--sale-window", "5", "--form-window", "7.5", "--scenario", "by-hand", "--profile", "payphone")
+    with simulating(tmp_path, *options) as told:
+        async with aiohttp.ClientSession() as session:
+            client = Client(cast("Any", SimpleNamespace(url=told["url"])), session)
+            await client.sell(sale_of())
+            form = (await client.prepare(prepare_of()))[1]["payWithCard"]
+            for seconds, state, status in ((0, "Pending", 200), (5, "Canceled", 200), (2.5, "Canceled", 410)):
+                await client.control("advance", seconds=seconds)
+                async with session.get(form, headers={"Referer": "https://shop.example/"}) as page:
+                    assert page.status == status
+                assert (await client.get("/api/Sale/client/order-1"))[1][0]["transactionStatus"] == state
 
 
 # In a thread of its own

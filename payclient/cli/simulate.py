@@ -47,6 +47,8 @@ def simulate(
     answers: str | None = None,
     seed: Annotated[int, Whole] = 0,
     delay: Annotated[float | None, Number] = None,
+    sale_window: Annotated[float | None, Number] = None,
+    form_window: Annotated[float | None, Number] = None,
     set_: tuple[str, ...] = (),
     time_of_day: str | None = None,
     ready_file: Path | None = None,
@@ -60,6 +62,8 @@ def simulate(
     :param answers: What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.
     :param seed: Another seed, other answers and other faults.
     :param delay: Seconds within which half of the customers answer.
+    :param sale_window: Seconds until a push expires. Default: the profile's.
+    :param form_window: Seconds that a form link lives. Default: the profile's.
     :param set_: NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB,
         registered_domains=shop.localhost, external_notification_url=http://shop.localhost:8000/told, least_amount=100,
         notification_names=id,clientTransactionId, cors=true, sale_window=30.
@@ -75,7 +79,7 @@ def simulate(
     try:
         simulator = Simulator.scenario(
             scenario, host=host, port=port, token=token, accounts=accounts or None, control=True,
-            settings=_settings(profile, set_),
+            settings=_settings(profile, set_, sale_window=sale_window, form_window=form_window),
         )  # fmt: skip
         if answers is not None:
             simulator.answers = Answers.parse(answers)
@@ -90,13 +94,13 @@ def simulate(
     asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 
-def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
-    """Return the simulator's settings of a profile, with what `--set` changes. Raises `ValueError`."""
+def _settings(profile: str | None, changes: tuple[str, ...], **windows: float | None) -> Settings:
+    """Return the simulator's settings of a profile, with what the options change. Raises `ValueError`."""
     # The simulator has settings of its own for this service; a profile holds only a part of them.
     settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
     # No id may occur again in a ledger that is used with a later simulator.
     settings = attrs.evolve(settings, first_id=time.time_ns() // 1000)
-    given = dict[str, object]()
+    given: dict[str, object] = {name: seconds for name, seconds in windows.items() if seconds is not None}
     for change in changes:
         name, value = pair_of("--set", change, "must be NAME=VALUE, such as stores=S1,S2")
         try:

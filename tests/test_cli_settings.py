@@ -63,6 +63,20 @@ def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyP
     assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out
 
 
+def test_an_empty_variable_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+    """As a container's settings leave it, where the token is in the other variable, or in none."""
+    file = write_csv(tmp_path / "rent.csv", rows_of("rent", 1))
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("TOKEN_FILE", ""), ("TOKEN", TOKEN)):
+        monkeypatch.setenv(f"PAYCLIENT_{name}", value)
+    main(["doctor", "--base-url", "http://127.0.0.1:1"])
+    assert f"token: {len(TOKEN)} characters, from PAYCLIENT_TOKEN, " in " ".join(
+        capfd.readouterr().out.split()
+    )
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "")
+    assert main(["charge", str(file), "--dry-run", "--profile", "payphone"]) == 0
+
+
 def test_a_pair_replaces_its_own_field_only(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """An option over the file, and a section over what stands above it; in either spelling. What is kept is read."""
     monkeypatch.chdir(shop)

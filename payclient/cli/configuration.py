@@ -50,6 +50,8 @@ class Configuration:
             return
         known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
         options = {_plain(each.name[2:]): each for each in known}
+        for option in options.values():  # an empty variable is not set
+            option.tokens = [each for each in option.tokens if each.value or each.source != "env"]
         path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
         values = {} if path is None else self._read(path, commands[0], options.keys())
         for name in _PAIRS & options.keys():

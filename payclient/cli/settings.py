@@ -87,7 +87,7 @@ class ServiceOptions:
     @property
     def has_token(self) -> bool:
         """Whether a token is given."""
-        return self.token_file is not None or "PAYCLIENT_TOKEN" in os.environ
+        return self.token_file is not None or bool(os.environ.get("PAYCLIENT_TOKEN"))
 
     def token(self) -> str | TokenFile:
         """Return the token of the file, or of the environment. Raises `ConfigurationError`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, Self
@@ -31,7 +30,7 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
 from payclient.tracking.recovery import look_back, take_over
 from payclient.tracking.reversals import reverse, withdraw
-from payclient.validation import check_type, text_fault
+from payclient.validation import check_type, is_positive, text_fault
 
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
@@ -84,7 +83,7 @@ class Tracker:
     ) -> None:
         if drain is None:
             drain = session.timeouts.total + 5.0  # the rest is for a slow ledger
-        if not 0.0 <= drain < math.inf:
+        if not (is_positive(drain) or drain == 0):
             raise ConfigurationError("drain must be a finite number of seconds, 0 or more")
         self._drain = drain
         self._session = session

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -147,7 +148,12 @@ class Token:
     async def _call(self) -> Secret[str]:
         source = self._source.reveal()
         assert callable(source)  # noqa: S101 - a text is kept from the start
-        return Secret(await source())
+        called = Secret(source())
+        if not isawaitable(called.reveal()):
+            raise ConfigurationError(
+                "token must be a text or an async callable; the given callable is not async"
+            )
+        return Secret(await called.reveal())
 
     def close(self) -> None:
         """Cancel a running call of the callable."""

@@ -476,6 +476,15 @@ async def test_raising_token_callable() -> None:
     assert tokens.asked == 2
 
 
+async def test_token_callable_that_is_not_async() -> None:
+    """The setting is named, and the token that came is not repeated."""
+    fake = Scripted(CREATED)
+    with pytest.raises(ConfigurationError, match=r"^token must be a text or an async callable; ") as caught:
+        await session_over(fake, lambda: TOKEN).sale(SALE)
+    assert TOKEN not in repr(caught.value)
+    assert fake.requests == []
+
+
 @in_virtual_time
 async def test_token_callable_that_cannot_be_cancelled() -> None:
     """It hangs for ever, and the calls after it call for a token of their own."""

@@ -383,8 +383,8 @@ def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
         yield from _iterate(sales[0]._tracker, payclient.as_decided([sale._source for sale in sales]))
 
 
-#: The next request of a batch, the error in its place, or None at its end.
-_Read = SaleRequest | ChargeRow | Exception | None
+#: The next request of a batch, or the error in its place: `StopIteration` at its end.
+_Read = SaleRequest | ChargeRow | Exception
 
 
 class Charges(Iterator[ChargeResult]):
@@ -420,7 +420,7 @@ class Charges(Iterator[ChargeResult]):
         read: list[_Read] = []
         while self._tracker._run(self._feed, *read):
             try:
-                read = [next(self._requests, None)]
+                read = [next(self._requests)]
             except Exception as error:
                 read = [error]
         arrived, self._next = self._next, None
@@ -464,7 +464,7 @@ class Charges(Iterator[ChargeResult]):
         await self._charges.__aexit__(None, None, None)
 
     async def _rows(self) -> AsyncIterator[SaleRequest | ChargeRow]:
-        while (request := await self._read.get()) is not None:
+        while not isinstance(request := await self._read.get(), StopIteration):
             if isinstance(request, Exception):
                 raise request
             yield request

@@ -423,6 +423,17 @@ def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:
             sync.charge_all(tracker, [], max_in_flight=0)
 
 
+def test_none_is_not_the_end_of_the_requests(service: SimulatorThread) -> None:
+    """A generator that yields None in the place of a request is wrong, and the rest is not passed over in silence."""
+    batch: list[Any] = [*rows(1), None, *rows(1, "lost")]
+    with (
+        opening(service.url) as tracker,
+        pytest.raises(TypeError, match="NoneType"),
+        sync.charge_all(tracker, iter(batch)) as charges,
+    ):
+        list(charges)
+
+
 def test_a_batch_ends_whose_hook_exits(service: SimulatorThread) -> None:
     """It waited for ever for the row whose task had gone; the next run finds out what came of it."""
     exits = [3]

@@ -137,8 +137,10 @@ def test_each_cent_of_both_sides_is_in_exactly_one_class(
     assert len(here) == len({(record.client_transaction_id, record.attempt) for record in here})
     assert {each for each in records if each.state is State.ACCEPTED} <= {*here} <= {*records}
     assert sum(pair.here for pair in pairs) == sum(r.amount for r in records if r.state is State.ACCEPTED)
-    assert sum(pair.there for pair in pairs) == sum(entry.amount for entry in entries)
     for pair in pairs:
+        assert pair.there == sum(
+            each.amount for each in pair.entries if each.currency in (None, pair.currency)
+        )
         assert pair.entries or pair.kind is Class.ONLY_HERE
         assert (pair.record is None) == (pair.kind is Class.ONLY_THERE)
         if pair.kind is Class.AGREED:
@@ -219,6 +221,21 @@ def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path,
     assert re.search(r"only there +5 +USD 0\.00 +USD 7\.50", out)
     row = out.splitlines()[next(n for n, line in enumerate(out.splitlines()) if line.startswith(" all")) + 1]
     assert not row.strip(), "one currency, one line"
+
+
+def test_money_of_another_currency_is_not_counted_as_the_ledgers(
+    month: Book, tmp_path: Path, capfd: Said
+) -> None:
+    """Beside a payment in dollars a line in euros is euros, in the table and in the report."""
+    file, report = tmp_path / "s.csv", tmp_path / "r.csv"
+    file.write_text("client_transaction_id,amount,currency\nrent-1,11.50,EUR\nrent-2,11.50,USD\n")
+    assert main(["reconcile", str(file), "--report", str(report)]) == 3
+    out = capfd.readouterr().out
+    assert re.search(r"amounts differ +1 +EUR 0\.00 +EUR 11\.50\s+USD 11\.50 +USD 0\.00", out)
+    assert re.search(r" all +3 +EUR 0\.00 +EUR 11\.50\s+USD 34\.50 +USD 11\.50", out)
+    with report.open(encoding="utf-8-sig", newline="") as lines:
+        rows = {row["client_transaction_id"]: row for row in csv.DictReader(lines)}
+    assert (rows["rent-1"]["currency"], rows["rent-1"]["there"]) == ("USD", "0")
 
 
 def test_a_state_that_is_not_read_is_asked_for(month: Book, tmp_path: Path, capfd: Said) -> None:

@@ -88,8 +88,8 @@ class Pair:
 
     @property
     def there(self) -> int:
-        """Cents that the statement lists, less what was given back."""
-        return sum(entry.amount for entry in self.entries)
+        """Cents of the currency that the statement lists, less what was given back."""
+        return sum(entry.amount for entry in self.entries if entry.currency in (None, self.currency))
 
     @property
     def currency(self) -> str:
@@ -312,8 +312,9 @@ def _named(pairs: Sequence[Pair]) -> str:
 def _total(kind: Class | None, pairs: Iterable[Pair]) -> Totals:
     """Return the payments of a class, or (None) of all, with their sums."""
     own = [pair for pair in pairs if kind in (None, pair.kind)]
-    sums: dict[str, tuple[int, int]] = {}
-    for pair in sorted(own, key=lambda pair: pair.currency):
-        here, there = sums.get(pair.currency, (0, 0))
-        sums[pair.currency] = here + pair.here, there + pair.there
-    return kind or "all", own, sums
+    sums = defaultdict[str, list[int]](lambda: [0, 0])
+    for pair in own:
+        sums[pair.currency][0] += pair.here
+        for entry in pair.entries:
+            sums[entry.currency or pair.currency][1] += entry.amount
+    return kind or "all", own, {currency: (here, there) for currency, (here, there) in sorted(sums.items())}

@@ -301,6 +301,18 @@ def test_what_another_line_may_say_was_given_back_is_not_decided(
     assert month.get("order-unknown").state == state
 
 
+@pytest.mark.parametrize("back", ["-11,50", "- $11,50", "11,50 -", "( 11,50 )", "($ 11,50)"])
+def test_an_amount_that_was_given_back_is_never_taken_for_paid(
+    month: Book, tmp_path: Path, back: str
+) -> None:
+    """However its sign is written, with blanks or without; other signs are no amount."""
+    file = statement(tmp_path / "enero.csv", f"order-unknown;1/1;{back};Aceptado")
+    assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana", "--yes"]) == 3
+    assert month.get("order-unknown").state == "unknown"
+    for odd in ("(11,50", "11,50)", "--11,50", "-1 1,50", "-(11,50)", "-11,50-"):
+        assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{odd};Aceptado")), *MAP]) == 2
+
+
 def test_a_hostile_statement_writes_no_escape_sequence(month: Book, tmp_path: Path, capfd: Said) -> None:
     """One could hide the lines that do not agree."""
     file, report = tmp_path / "enero.csv", tmp_path / "r.csv"

@@ -21,6 +21,9 @@ from payclient.validation import to_service
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
+#: An amount that was given back.
+_BACK = re.compile(r"-\s*([^-()]*)|([^-()]*?)\s*-|\(\s*([^-()]*?)\s*\)")
+
 #: Words in the name of a column that may hold a state, and a cell that says "not paid"; without accents and capitals.
 _STATE = re.compile(r"estado|estatus|\bstate\b|status|resultado|\bresult\b|situacion")
 _NOT_PAID = re.compile(
@@ -214,6 +217,5 @@ def _unsigned(amount: Any) -> tuple[Any, bool]:
     """Return an amount without its sign, and whether it is less than 0: -10.50, 10.50- and (10.50)."""
     if not isinstance(amount, str):
         return (abs(amount), amount < 0) if type(amount) in (int, float) else (amount, False)
-    text = amount.strip().replace("\N{MINUS SIGN}", "-")
-    bare = text.strip("-()").strip()
-    return bare, text in (f"-{bare}", f"{bare}-", f"({bare})", f"- {bare}")
+    found = _BACK.fullmatch(amount.strip().replace("\N{MINUS SIGN}", "-"))
+    return (found[found.lastindex or 0], True) if found else (amount, False)

@@ -41,6 +41,7 @@ from payclient.events import (
     Notified,
     Refused,
     ReversalPermitted,
+    ReversalRefused,
 )
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State, advance
@@ -368,6 +369,27 @@ def test_what_cannot_be_done_changes_nothing(
     assert printed.out == ""
     assert [path.name for path in Path().glob("*.db")] == ["charges.db"]
     assert book.get("order-unknown").state is State.UNKNOWN
+
+
+def test_the_end_of_a_reversal_is_no_time_to_approve_until(book: Book, capfd: Said) -> None:
+    """The customer has paid; until then the request to give it back may be on its way."""
+    until = time.time() + 60
+    permitted = ReversalPermitted(at=NOW, expires_at=until)
+    refused = ReversalRefused(at=NOW, permitted_until=until)
+
+    async def fill(ledger: Ledger) -> None:
+        for key, events in (("order-accepted", (permitted, refused)), ("order-7", (permitted,))):
+            record = await ledger.get(key) or await brought(ledger, State.ACCEPTED, key)
+            for event in events:
+                record = await ledger.apply(record, event)
+
+    book.use(fill)
+    assert main(["ledger", "show", "order-accepted"]) == 0
+    out = capfd.readouterr().out
+    assert "could be approved until" not in out
+    assert f"permitted until: {time.strftime('%Y-%m-%d', time.localtime(until))} " in out
+    assert resolve("order-7", "cancelled", "--yes") == 0
+    assert "may still approve" not in capfd.readouterr().err
 
 
 def test_resolve_says_that_the_customer_may_still_approve(book: Book, capfd: Said) -> None:

@@ -125,6 +125,11 @@ def why(record: Record, now: float) -> str:
     return word
 
 
+def _approvable_until(record: Record) -> float | None:
+    """Return until when the customer can approve; None once it is decided: the time may be that of a reversal then."""
+    return None if record.state.decided or record.state is State.REVERSING else record.expires_at
+
+
 def refusal(record: Record) -> str:
     """Return a refusal's code and messages."""
     said = "; ".join(record.messages) or record.error_type or ""
@@ -183,7 +188,7 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
             "heard of, unproven": candidates(record) or None,
-            "could be approved until": record.expires_at and moment(record.expires_at),
+            "could be approved until": (until := _approvable_until(record)) and moment(until),
             "message": (refusal(record) or None) if record.state is State.REFUSED else record.reason,
             "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()) or None,
         }
@@ -209,7 +214,7 @@ def _what(change: Change) -> str:
     """Return the sentence that describes an event, and its details."""
     details = []
     for name, value in (json.loads(change.detail) if change.detail else {}).items():
-        words = moment(value) if name.endswith("_at") else value
+        words = moment(value) if name.endswith(("_at", "_until")) else value
         details.append(f"{sentence(name.replace('_', ' '))}: {words}")
     return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
 
@@ -293,9 +298,10 @@ def _say_what_it_means(record: Record, decision: str) -> None:
     money, state = terminal.money(record.amount, record.currency), label(record.state)
     facts = {"attempt": record.attempt, "money": money, "why": text(f"evidence.{record.evidence}")}
     terminal.say(text("ledger.seen", key=record.client_transaction_id, state=state, **facts))
-    if record.expires_at is not None and now < record.expires_at:
-        left = terminal.duration(record.expires_at - now)
-        terminal.say(text("ledger.may_approve", until=moment(record.expires_at), left=left))
+    until = _approvable_until(record)
+    if until is not None and now < until:
+        left = terminal.duration(until - now)
+        terminal.say(text("ledger.may_approve", until=moment(until), left=left))
     given_back = record.state is State.REVERSING and decision == "cancelled"
     meaning = text(f"meaning.{'given_back' if given_back else decision}")
     terminal.say(text("ledger.as", decision=label(decision), meaning=meaning))

@@ -403,9 +403,9 @@ class SendProof:
         self._before_send = before_send
 
     async def __call__(self) -> None:
+        if self.permit_spent or self.passed:
+            raise UsageError("a transport calls before_send once: what it sent is not sent again")
         if self._before_send is not None:
-            if self.permit_spent:
-                raise UsageError("a transport calls before_send once: what it sent is not sent again")
             self.permit_spent = True
             try:
                 await self._before_send()

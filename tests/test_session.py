@@ -297,6 +297,23 @@ async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool) 
         assert TOKEN not in repr(error)
 
 
+async def test_a_transport_that_repeats_by_itself_sends_once() -> None:
+    """A sale or a reversal, with no permit that could be spent: nobody knows what came of the first."""
+    sent = []
+
+    async def repeating(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        for _ in range(2):
+            await before_send()
+            sent.append(request.path)
+        return CREATED
+
+    session = session_over(repeating, profile=PAYPHONE)
+    await error_of(OutcomeUnknownError, session.sale(SALE))
+    await error_of(OutcomeUnknownError, session.reverse(transaction_id=12))
+    assert sent == ["/api/Sale", "/api/Reverse"]
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
 def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:

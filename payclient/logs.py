@@ -1,6 +1,7 @@
 """Log records, each with a stable event name and the id of its charge, as the guide `logs` lists them."""
 
 import logging
+from contextlib import suppress
 from typing import Literal
 
 
@@ -23,7 +24,9 @@ class Log:
             message, args = "%s: " + message, (client_transaction_id, *args)
         extra = {"event": event, "client_transaction_id": client_transaction_id}
         number = logging.getLevelNamesMapping()[level.upper()]
-        self._logger.log(number, message, *args, extra=extra, stacklevel=2)
+        # `logging` lets through what a filter raises: a charge must not fail by it.
+        with suppress(Exception):
+            self._logger.log(number, message, *args, extra=extra, stacklevel=2)
 
 
 # Those of many modules

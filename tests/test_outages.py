@@ -154,6 +154,21 @@ async def test_what_a_second_outage_leaves_is_written_as_well() -> None:
             assert await state_in(ledger, f"order-{begin}") is State.PENDING
 
 
+@in_virtual_time
+async def test_a_log_filter_that_raises_fails_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that looks for the web request of a background task: the sale is there, and is written in the end."""
+
+    def failing(record: logging.LogRecord) -> bool:
+        raise RuntimeError("working outside of request context")
+
+    monkeypatch.setattr(logging.getLogger("payclient.tracker"), "filters", [failing])
+    ledger = FailingLedger(lambda name: name == "apply" and now() < 5.0)
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        assert (await tracker.sale(push("order-1"))).state is State.UNKNOWN
+        await asyncio.sleep(60.0)
+        assert await state_in(ledger, "order-1") is State.PENDING
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @in_virtual_time
 async def test_without_a_status_source_an_outage_hangs_nobody(number: int) -> None:

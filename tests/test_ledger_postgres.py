@@ -426,11 +426,17 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         assert await ledger.claim_due(1, 60.0) == []
         assert await ledger.reserve(1.0) == 0
         assert len(await ledger.changes()) == 1
-    await postgres.execute(
-        new_database, "REVOKE INSERT ON payclient.changes, payclient.form_links FROM clerk"
-    )
-    lacking = "lacks rights in the ledger's schema, payclient: INSERT on changes, INSERT on form_links;"
-    await error_of(ConfigurationError, open_ledger(url), match=lacking)
+    for revoked, lacking in (
+        ("USAGE ON SEQUENCE payclient.cursors", "USAGE on cursors"),
+        ("SELECT ON payclient.transactions", "USAGE on cursors, SELECT on transactions"),
+        (
+            "INSERT ON payclient.changes, payclient.form_links",
+            "INSERT on changes, USAGE on cursors, INSERT on form_",
+        ),
+    ):
+        await postgres.execute(new_database, f"REVOKE {revoked} FROM clerk")
+        words = f"lacks rights in the ledger's schema, payclient: {lacking}"
+        await error_of(ConfigurationError, open_ledger(url), match=words)
     async with aclosing(await open_ledger(url, read_only=True)) as reader:
         assert len(await reader.changes()) == 1
     await postgres.execute(new_database, "DROP OWNED BY clerk")

@@ -384,14 +384,18 @@ UNION ALL SELECT proname FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronames
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
     JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1 AND tgenabled IN ('O', 'A')
 
--- Which rights the user lacks to write a permit, and how its charge ends.
+-- Which rights the user lacks to write a permit, and how its charge ends. What is missing altogether is in `names`.
 -- name: missing_rights
 SELECT privilege, relation FROM (VALUES
     ('attempts', ARRAY['SELECT', 'INSERT', 'UPDATE']), ('changes', ARRAY['SELECT', 'INSERT']),
     ('open_attempts', ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
-    ('form_links', ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
-) AS needs (relation, privileges), unnest(privileges) AS privilege
-WHERE NOT has_table_privilege(format('%I.%I', $1::text, relation), privilege) ORDER BY relation, privilege
+    ('form_links', ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
+    ('meta', ARRAY['SELECT', 'UPDATE']), ('archived', ARRAY['SELECT']), ('records', ARRAY['SELECT']),
+    ('live_records', ARRAY['SELECT']), ('archived_records', ARRAY['SELECT']), ('history', ARRAY['SELECT']),
+    ('transactions', ARRAY['SELECT']), ('cursors', ARRAY['USAGE'])
+) AS needs (relation, privileges), unnest(privileges) AS privilege, to_regclass(format('%I.%I', $1::text, relation)) AS r
+WHERE NOT CASE privilege WHEN 'USAGE' THEN has_sequence_privilege(r, 'USAGE') ELSE has_table_privilege(r, privilege) END
+ORDER BY relation, privilege
 
 -- So that one process makes the schema.
 -- name: lock_creation

@@ -90,13 +90,15 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
         ("ALTER TABLE payclient.meta DROP digest_key", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
         ("DROP INDEX payclient.open_attempts_due", "lacks"), ("DROP FUNCTION payclient.write", "lacks"),
+        ("SELECT setval('payclient.cursors', 1, false)", "behind"), ("SELECT setval('payclient.cursors', 1)", "behind"),
     ],
 )  # fmt: skip
 async def test_what_is_no_ledger(
     postgres: PostgresServer, new_database: str, damage: str, words: str
 ) -> None:
     url = postgres.url(new_database)
-    await (await open_ledger(url)).aclose()
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
     await postgres.execute(new_database, damage)
     await error_of(ConfigurationError, open_ledger(url), match=words)
 

@@ -205,6 +205,9 @@ class Server:
                 "charge could not be written",
             ),
         )
+        if not self._read_only:
+            words = "the ledger's sequence, cursors, is behind its rows, which were copied without it: set it (setval)"
+            refuse_if((await connection.fetchval(self.statements["is_behind"]), words))
         return bytes(row[1]), created
 
     async def _create(self, connection: asyncpg.Connection) -> bool:

@@ -237,6 +237,23 @@ async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
     assert service.confirms == {999: MOST_REFUSALS}
 
 
+@pytest.mark.parametrize("profile", [PROFILE, BLIND])
+async def test_a_return_to_a_process_that_dies_is_confirmed_by_the_holder_of_the_form(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
+) -> None:
+    """The holder lives, so that nobody else claims the form, and it need not be one that it queries."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    ledger = SharedLedger()
+    async with prepared(service, profile, ledger):
+        service.pay("form-1")
+        event = Returned(at=service.clock.time(), transaction_id=5001)
+        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
+        for _ in range(60):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED

@@ -123,7 +123,7 @@ class Leases:
         #: process that has the lease, which should have ended its follow-up by now.
         self.ours: set[str] = set()
         self.beside: set[str] = set()
-        #: Ids that were claimed and are not followed yet, because the ledger failed in between.
+        #: Ids that are held and not followed: the ledger failed in between, or somebody was told of a form.
         self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
         self._must_look = False
@@ -199,12 +199,24 @@ class Leases:
             if self._untaken:
                 newest = await self._ledger.get_many(list(self._untaken))
                 self._untaken.difference_update(newest)
-                await self._take_over([each for each in newest.values() if not each.state.decided])
+                followed = self._asks.open_record
+                left = [each for each in newest.values() if self._is_left(each)]
+                await self._take_over(
+                    [each for each in left if each.kind == "form" or not followed(each.client_transaction_id)]
+                )
             if self._must_look:
                 await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
                 self._must_look = False
         except LedgerError as error:
             self._asks.late.failed(error)
+
+    def _is_left(self, record: Record) -> bool:
+        """Return whether an attempt that is held here is open.
+
+        One that is SENDING by our own permit: its answer could not be written, or it is being sent right now.
+        """
+        sent_before = self._poller.clock.time() - self._sending_after
+        return record.created_at < sent_before if record.state is State.SENDING else not record.state.decided
 
     async def _take_over(self, records: Sequence[Record]) -> None:
         """Follow asks that are held here. Where that fails, remember them."""
@@ -223,22 +235,21 @@ class Leases:
             if not ask.elsewhere and self._asks.is_elsewhere(ask.record):
                 ask.elsewhere = True
                 self._asks.plan(ask)
-        find, sent_before = self._asks.find, self._poller.clock.time() - self._sending_after
+        find = self._asks.find
         unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
         for begin in range(0, len(unfollowed), PAGE):
             records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
-            # One that is SENDING by our own permit: its answer could not be written, or it is being sent right now. A
-            # form that is new here was claimed, and the answer was lost.
+            # A form that is new here was claimed, and the answer was lost.
             await self._take_over(
                 [
                     each
                     for each in records.values()
-                    if (
-                        each.created_at < sent_before
-                        if each.state is State.SENDING
-                        else each.kind == "sale" or each.client_transaction_id not in before
+                    if self._is_left(each)
+                    and (
+                        each.kind == "sale"
+                        or each.state is State.SENDING
+                        or each.client_transaction_id not in before
                     )
-                    and not each.state.decided
                 ]
             )
 
@@ -251,6 +262,8 @@ class Leases:
             self._changed.update(ask.record.client_transaction_id for ask in self._asks.all() if ask.waiters)
         elif self._asks.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
+        elif client_transaction_id in self.ours:
+            self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
         if self._changed and self._reading is None and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
 

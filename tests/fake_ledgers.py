@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import payclient
-from payclient.events import Event
+from payclient.events import Event, Notified, Returned
 from payclient.ledger import Change, Found
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -48,6 +48,9 @@ class SharedLedger(MemoryLedger):
 
     async def apply(self, record: Record, event: Event) -> Record:
         after = await super().apply(record, event)
+        if isinstance(event, Notified | Returned):
+            name, due = self.holders[record.client_transaction_id]
+            self.holders[record.client_transaction_id] = (name, min(due, self._now() + 30.0))
         for woken in tuple(self.watchers):
             asyncio.get_running_loop().call_soon(woken, record.client_transaction_id)
         return after

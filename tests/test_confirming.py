@@ -254,6 +254,34 @@ async def test_a_return_to_a_process_that_dies_is_confirmed_by_the_holder_of_the
         assert await state_of(service) is State.ACCEPTED
 
 
+@pytest.mark.parametrize("profile", [PROFILE, BLIND])
+@pytest.mark.parametrize("seconds", [0, 30])
+async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile, seconds: int
+) -> None:
+    """Within a minute, not the year for which a form is put off that nobody can query; `seconds` after it was made."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+
+    async def pass_by(seconds: int) -> None:
+        for _ in range(seconds):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, profile, ledger) as tracker:
+        await pass_by(seconds)
+        service.pay("form-1")
+        returning = asyncio.create_task(tracker.returned(back(5001)))
+        await pass_by(31)
+        await returning
+    service.confirm_scripts = []
+    async with tracking(service, SharedLedger(ledger), profile):
+        await pass_by(60)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED

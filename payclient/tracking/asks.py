@@ -295,7 +295,9 @@ class OpenAsks:
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
-            self.leases.defer(record.client_transaction_id, A_YEAR)  # a notification ends the year
+            # A notification or a return ends the year: it is confirmed, by another process where this one dies.
+            is_named = record.notified_at is not None or record.candidate_ids
+            self.leases.defer(record.client_transaction_id, 0.0 if is_named else A_YEAR)
 
     def _end_follow_up(self, record: Record) -> None:
         if self.leases is not None:

@@ -146,6 +146,7 @@ class Leases:
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
         """Hold the lease without renewal for so many seconds, in which nothing is due without a notification."""
+        self._deferred.pop(client_transaction_id, None)
         if seconds > LEASE:
             self._deferred[client_transaction_id] = seconds + LEASE
 

@@ -462,7 +462,9 @@ async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCa
         assert (await pending.check()).state is State.REVERSED
 
 
-async def test_what_was_cancelled_before_it_was_accepted_is_not_given_back(service: Service) -> None:
+async def test_what_was_cancelled_before_it_was_accepted_is_not_given_back(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two processes query one sale: the older word, "cancelled", is written after the newer one, "accepted"."""
     gate = Gate()
     ledger = HookedSharedLedger(before={"FoundCancelled": gate})
@@ -480,6 +482,7 @@ async def test_what_was_cancelled_before_it_was_accepted_is_not_given_back(servi
         assert (await checking).paid is True
         await collected_by(other, "cart")
     assert (await record_in(ledger)).state is State.ACCEPTED
+    assert "does not take" not in caplog.text
 
 
 async def test_an_answer_from_before_it_was_accepted_does_not_give_it_back(service: Service) -> None:

@@ -204,13 +204,12 @@ class OpenAsks:
 
         An event that the ledger did not take counts for nothing, so the ask is queried again.
         """
-        identifier = ask.record.client_transaction_id
+        before, identifier = ask.record, ask.record.client_transaction_id
         try:
             try:
-                self.update(ask, await self.ledger.apply(ask.record, event))
+                self.update(ask, await self.ledger.apply(before, event))
             except TransitionError:
-                before = ask.record
-                if await self.reread(ask):
+                if await self.reread(ask) or ask.record is not before:  # or it was learnt meanwhile
                     return False
                 # The ledger may have failed to take an earlier event, without which this one is not allowed.
                 if identifier in self.late.kept and await self.late.write_now(identifier):

@@ -278,6 +278,21 @@ async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(
     assert not service.posted
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_a_form_that_no_query_finds_frees_its_purchase(service: FakeService, *, is_named: bool) -> None:
+    """Somebody waits for it, so that its expiry is written: no last query follows, and no person must decide it."""
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, BLIND) as tracker:
+        if is_named:
+            await passing(service, tracker.returned(service.pay("form-1")))
+        assert (await the_end(service, tracker)).state is State.EXPIRED
+        await service.clock.advance(0 if is_named else 300)
+        for _ in range(is_named):
+            await held_by(tracker, "cart-1")
+            await service.clock.advance(2000)
+        assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+
+
 @pytest.mark.parametrize("is_another", [False, True])
 async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, is_another: bool) -> None:
     """The form was open in two tabs, and paid in both; the answer about the first is lost, and the other is tried."""

@@ -310,7 +310,9 @@ class Policy:
             # Only a person can find out what its customer did, if anything.
             return ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
-        return is_last and ask.is_answered and self.is_final(ask, looked_at)
+        # No query finds a form that is not followed: its links and confirmations alone hold its purchase.
+        is_answered = ask.is_answered or not self.follows(ask.record)
+        return is_last and is_answered and self.is_final(ask, looked_at)
 
     def _surely_ended(self, ask: Followed) -> float:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""

@@ -333,7 +333,7 @@ class Poller:
 
     async def _exhaust(self, ask: Followed) -> None:
         """Write that the ask no longer keeps others of its purchase from being sent."""
-        unqueried = not self.policy.can_query or None
+        unqueried = not (self.policy.can_query and self.policy.follows(ask.record)) or None
         await self.asks.apply(ask, Exhausted(at=self.clock.time(), unqueried=unqueried))
 
     # --- What others call

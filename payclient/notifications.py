@@ -46,7 +46,7 @@ class Receipt(enum.StrEnum):
 
     #: An open sale of this ledger: queried at once.
     MATCHED = "matched"
-    #: Received before: nothing is written. While the sale is undecided it is queried, once a second at most.
+    #: Received before: nothing is written. An undecided sale is queried, a form confirmed, once a second at most.
     DUPLICATE = "duplicate"
     #: Our POST has no answer yet; routine in practice.
     EARLY = "early"

@@ -499,6 +499,23 @@ async def test_a_refused_form_stays_refused(service: FakeService) -> None:
         assert not service.confirms
 
 
+@pytest.mark.parametrize("profile", [PROFILE, BLIND])
+async def test_a_notification_is_confirmed_though_somebody_forged_it_before(
+    service: FakeService, profile: payclient.ServiceProfile
+) -> None:
+    """The ids are guessed easily: a browser brought this one and then none, and its form is paid after that."""
+    async with prepared(service, profile) as tracker:
+        await tracker.returned(back(5001))
+        await service.clock.advance(60)
+        await tracker.returned(back(0))
+        assert await state_of(service) is (State.CANCELLED if profile is PROFILE else State.PENDING)
+        service.pay("form-1")
+        assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.DUPLICATE
+        await service.clock.advance(5)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+    assert service.confirmed == {5001}
+
+
 async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService) -> None:
     service.confirm_scripts = [reset] * 3
     async with prepared(service, BLIND) as tracker:

@@ -38,7 +38,7 @@ class Arrivals:
                 self._poller.recheck(record)
             return Receipt.LATE
         receipt = await self._notify(notification, ask, record)
-        if record.kind == "form" and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
+        if record.kind == "form" and receipt is not Receipt.EARLY:
             self._poller.confirmer.confirm_named(record, [notification.transaction_id])
         return receipt
 

@@ -651,6 +651,33 @@ async def test_a_refused_attempt_stays_refused_on_any_other_word(
     assert "does not take" not in caplog.text
 
 
+@pytest.mark.parametrize("paid", [True, False])
+async def test_what_an_earlier_attempt_created_and_was_cancelled_decides_no_unknown_one(
+    service: FakeService, paid: bool
+) -> None:
+    """The second POST is executed late; until then only the first one's transaction is found."""
+    lagging(service, 5.0)
+    sent: list[HttpRequest] = []
+
+    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        sent.append(request)
+        raise ConnectionResetError
+
+    service.scripts = [posted(1, BUSY), late]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Cancelado")
+        await service.clock.advance(400)
+        pending = await tracker.sale(sale())
+        await service.clock.advance(20)
+        if paid:
+            service.create(sent[0])
+            service.decide("Aceptado", 1001)
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == ((True, 1001) if paid else (False, 1000))
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

@@ -303,6 +303,8 @@ class AnswerReader:
         ask = self.ask
         if report.state == "Aceptado" and self.policy.reversal_may_be_on_its_way(ask, self.now):
             return Reading(report=report, is_about_ask=True)
+        if report.state == "Cancelado" and self._may_be_of_an_earlier_attempt():
+            return Reading()
         reading = verdict(ask.record, report, transaction_id, self.at, self.policy.sale_window)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
@@ -310,6 +312,11 @@ class AnswerReader:
             ask.failures = UNMAPPED_FAILURES
             reading.warning = "the service says a state that the profile does not map (status.states)"
         return reading
+
+    def _may_be_of_an_earlier_attempt(self) -> bool:
+        """Return whether what is found may have come of an earlier attempt, and this one may not be listed yet."""
+        record, early = self.ask.record, self.now < self.ask.begun + self.policy.absent_after
+        return record.attempt > 1 and early and may_be_absent(record)
 
     def _conflict(self, mismatch: str) -> Reading:
         """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""

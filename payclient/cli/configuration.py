@@ -50,8 +50,7 @@ class Configuration:
             return
         known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
         options = {_plain(each.name[2:]): each for each in known}
-        for option in options.values():  # an empty variable is not set
-            option.tokens = [each for each in option.tokens if each.value or each.source != "env"]
+        _drop_empty_variables(options.values())
         path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
         values = {} if path is None else self._read(path, commands[0], options.keys())
         for name in _PAIRS & options.keys():
@@ -112,6 +111,12 @@ def _parse(path: Path) -> dict[str, Any]:
 
 def _lacks_section(path: Path, name: str) -> ConfigurationError:
     return ConfigurationError(f"{path}: must have a section [{name}]; nothing was sent")
+
+
+def _drop_empty_variables(options: Iterable[Argument]) -> None:
+    """Let an empty environment variable be not set."""
+    for option in options:
+        option.tokens = [each for each in option.tokens if each.value or each.source != "env"]
 
 
 def _given(options: Mapping[str, Argument]) -> dict[str, tuple[Any, str]]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -87,8 +90,24 @@ async def test_a_ledger_that_never_answers(service: FakeService) -> None:
         assert (await asked).ledger_writable is False
 
 
+async def test_a_full_disk(service: FakeService, tmp_path: Path) -> None:
+    """The probe writes, so that it shows before a sale meets it, and for as long as it lasts."""
+    file = tmp_path / "charges.db"
+    ledger = await payclient.open_ledger(f"sqlite:{file}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with tracking(service, ledger) as tracker:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(f"{file}-wal"), hard))
+        try:
+            health = await tracker.health()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert health.problems == ("the ledger takes no writes: nothing is sent",)
+        assert (await tracker.health()).ok
+    await ledger.aclose()
+
+
 async def test_a_write_that_failed(service: FakeService) -> None:
-    """A full disk may pass the probe: a failed permit counts for a minute, unless a write succeeds before."""
+    """A disk may have room for the probe alone: a failed permit counts for a minute, unless a write succeeds before."""
     async with tracking(service, ledger := Failing()) as tracker:
         for _ in range(2):
             ledger.failing = {"permit"}

@@ -144,7 +144,8 @@ class Ledger(Protocol):
     async def drop_links(self, now: float) -> float | None:
         """Delete the links of every form that is decided or whose time is over; return when the next ones are dead.
 
-        A form that its customer closed keeps them: it may be handed out again.
+        A form that its customer closed keeps them: it may be handed out again. Fails where the ledger takes no writes,
+        though there is nothing to delete.
         """
 
     def unfinished(self) -> AsyncIterator[Record]:

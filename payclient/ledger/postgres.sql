@@ -424,6 +424,10 @@ UNION ALL SELECT {record}, true FROM payclient.asks($2)
 -- name: wipe
 SELECT 1
 
+-- A server that takes no writes refuses the deletion itself.
+-- name: probe
+SELECT 1
+
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 

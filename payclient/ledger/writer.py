@@ -143,8 +143,7 @@ class StoredLedger(Ledger):
         return {row[0]: row[1] for row in await self._read("links", purchase, now)}
 
     async def drop_links(self, now: float) -> float | None:
-        if await self._read("drop_links", now):
-            await self._read("wipe")
+        await self._read("wipe" if await self._read("drop_links", now) else "probe")
         until: float | None = (await self._read("links_until"))[0][0]
         return until
 

@@ -106,6 +106,20 @@ async def test_a_full_disk(service: FakeService, tmp_path: Path) -> None:
     await ledger.aclose()
 
 
+async def test_a_ledger_whose_file_was_renamed(service: FakeService, tmp_path: Path) -> None:
+    """It grants no permit, and says so before and after a sale that it refused, until the file is back."""
+    file, elsewhere = tmp_path / "charges.db", tmp_path / "old.db"
+    ledger = await payclient.open_ledger(f"sqlite:{file}")
+    async with tracking(service, ledger) as tracker:
+        file.rename(elsewhere)
+        for _ in range(2):
+            assert (await tracker.health()).ledger_writable is False
+            await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
+        elsewhere.rename(file)
+        assert (await tracker.health()).ok
+    await ledger.aclose()
+
+
 async def test_a_write_that_failed(service: FakeService) -> None:
     """A disk may have room for the probe alone: a failed permit counts for a minute, unless a write succeeds before."""
     async with tracking(service, ledger := Failing()) as tracker:

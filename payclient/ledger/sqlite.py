@@ -58,7 +58,10 @@ def _repeated(name: str, times: int) -> str:
 
 
 class SqliteDatabase:
-    """An open transaction, or reads, on one connection. `cursors` numbers permits and changes, in one order."""
+    """An open transaction, or reads, on one connection. `cursors` numbers permits and changes, in one order.
+
+    `check_in_place` raises where a permit would be refused, since the file is out of its place.
+    """
 
     value_faults: tuple[type[BaseException], ...] = (
         sqlite3.IntegrityError,
@@ -69,9 +72,15 @@ class SqliteDatabase:
         ValueError,
     )
 
-    def __init__(self, connection: sqlite3.Connection, cursors: Iterator[int]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        cursors: Iterator[int],
+        check_in_place: Callable[[], None] = lambda: None,
+    ) -> None:
         self._connection = connection
         self._cursors = cursors
+        self._check_in_place = check_in_place
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._connection.execute("SAVEPOINT inserted")
@@ -105,6 +114,8 @@ class SqliteDatabase:
         return self._find("attempts", ids), self._find("asks", purchases)
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Rows:
+        if name == "probe":
+            self._check_in_place()
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
     @asynccontextmanager
@@ -178,7 +189,7 @@ class SqliteWriter(Writer):
             return
         self.opening.answer = file.digest_key, file.created
         self._answer([self.opening])
-        database = SqliteDatabase(file.connection, count(file.last_cursor + 1))
+        database = SqliteDatabase(file.connection, count(file.last_cursor + 1), file.check_in_place)
         has_ended = False
         while operations := self._take():
             try:

@@ -493,6 +493,20 @@ def test_what_is_left_out(read: Read, tmp_path: Path) -> None:
     assert "telefono: must be a text" in cells
 
 
+def test_no_number_of_a_spreadsheet_becomes_thousands_in_the_file_of_the_bad_rows(tmp_path: Path) -> None:
+    """That is written as its language has it, beside texts that have the other mark, and is charged later."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k-1", "0984111222", 12.345], ["k-2", "", "20.50"])
+    left = tmp_path / "bad.csv"
+    left.write_bytes(bad_rows(read_file(path, TYPED), left, Dialect(delimiter=";", mark=",")))
+    rest = attrs.evolve(TYPED, ignore_rest=True)
+    for told in (attrs.evolve(rest, decimal_mark="."), attrs.evolve(rest, decimal_mark=",")):
+        again = read_file(left, told)
+        assert again.requests == []
+        assert errors_of(again)[0].startswith("line 2, amount_without_tax: ")
+    with pytest.raises(InvalidRequestError, match="some amounts have a decimal comma and others a decimal"):
+        read_file(left, rest)
+
+
 # --- Spreadsheets' own files
 
 

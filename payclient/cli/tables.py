@@ -123,7 +123,9 @@ def cell_text(value: object, mark: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float | Decimal):
-        return f"{value:{'.15g' if isinstance(value, float) else '.2f'}}".replace(".", mark)
+        number = f"{value:{'.15g' if isinstance(value, float) else '.2f'}}"
+        # Three digits behind a mark are thousands to whoever takes the other mark for the decimal one.
+        return number.replace(".", mark) + "0" * (number[-4:-3] == ".")
     return "" if value is None or isinstance(value, CellError) else str(value)
 
 

@@ -103,6 +103,15 @@ async def test_what_is_no_ledger(
     await error_of(ConfigurationError, open_ledger(url), match=words)
 
 
+async def test_the_keys_outlive_an_upgrade_of_the_system(postgres: PostgresServer, new_database: str) -> None:
+    """Another C library, as another image brings it, sorts otherwise: an index by words finds nothing."""
+    async with opened(postgres.url(new_database)):
+        collations = """SELECT DISTINCT collname FROM pg_attribute JOIN pg_index ON indexrelid = attrelid
+            JOIN pg_class AS c ON c.oid = indrelid JOIN pg_collation AS s ON s.oid = attcollation
+            WHERE relnamespace = 'payclient'::regnamespace"""
+        assert await postgres.execute(new_database, collations) == [("C",)]
+
+
 # The server
 
 

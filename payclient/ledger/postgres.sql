@@ -19,7 +19,8 @@ CREATE TABLE payclient.meta (
 
 -- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
 -- attempt, which alone may say that it was not sent. `ask` numbers the permits of a purchase: of two that saw the same
--- ones before them, its unique key refuses one.
+-- ones before them, its unique key refuses one. Keys sort by their bytes: a new version of the system's C library may
+-- sort words otherwise, and then an index no longer finds what it has.
 CREATE TABLE payclient.attempts (
     id bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
     owner bigint NOT NULL,
@@ -29,13 +30,13 @@ CREATE TABLE payclient.attempts (
     attempt integer NOT NULL CHECK (attempt >= 1),
     ask integer NOT NULL,
     beside_open_form boolean NOT NULL,
-    client_transaction_id text NOT NULL,
+    client_transaction_id text COLLATE "C" NOT NULL,
     kind text NOT NULL,
     digest bytea NOT NULL,
     lane bytea NOT NULL,
     credentials bytea NOT NULL,
     currency text NOT NULL,
-    purchase text NOT NULL,
+    purchase text COLLATE "C" NOT NULL,
     UNIQUE (client_transaction_id, attempt),
     UNIQUE (purchase, ask)
 );
@@ -97,7 +98,7 @@ CREATE TABLE payclient.archived (
     attempt integer NOT NULL,
     ask integer NOT NULL,
     version integer NOT NULL,
-    client_transaction_id text NOT NULL,
+    client_transaction_id text COLLATE "C" NOT NULL,
     kind text NOT NULL,
     digest bytea NOT NULL,
     credentials bytea NOT NULL,
@@ -105,7 +106,7 @@ CREATE TABLE payclient.archived (
     state text NOT NULL,
     evidence text NOT NULL,
     error_type text,
-    purchase text NOT NULL,
+    purchase text COLLATE "C" NOT NULL,
     UNIQUE (client_transaction_id, attempt),
     UNIQUE (purchase, ask)
 );

@@ -27,6 +27,7 @@ from fake_service import (
     outcome_of,
     paid,
     pending_of,
+    refusal,
     refuses,
     reset,
     sale,
@@ -168,9 +169,9 @@ def another(**changes: object) -> Said:
     [
         *(lambda _, status=status: answer(status, {"message": "no"}) for status in (500, 429, 401)),
         another(state="Aprobado"), another(amount=999), another(amount="much"),
-        another(clientTransactionId="another"),
+        another(clientTransactionId="another"), lambda _: refusal(20, status=404),
     ],
-    ids=["500", "429", "401", "an unmapped word", "another amount", "no amount", "another's"],
+    ids=["500", "429", "401", "an unmapped word", "another amount", "no amount", "another's", "not found"],
 )  # fmt: skip
 async def test_an_expired_push_is_open_until_a_query_says_more(service: FakeService, said: Said) -> None:
     """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""

@@ -331,7 +331,7 @@ class AnswerReader:
         ask.report = None
         if ask.record.kind == "form":
             return Reading(is_about_ask=can_see)  # a form that nobody has paid yet may well be not found
-        reading = Reading(is_about_ask=can_see, warning=None if can_see else UNDER_ANOTHER)
+        reading = Reading(warning=None if can_see else UNDER_ANOTHER)
         if not may_be_absent(ask.record):
             # A sale that was created, and is not found for longer than is tolerated, is one event.
             if ask.missing_since is None:

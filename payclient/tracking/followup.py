@@ -299,9 +299,9 @@ class Policy:
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether an expired ask has had its last query. Once this is written, its purchase is free again.
 
-        A query does not count as the last if its answer was lost, was about another ask, or was not taken by the
-        ledger: the answer may have been "paid". Nor does a query that was made before a whole life has passed here,
-        since our clock may be ahead of the sender's.
+        A query does not count as the last if its answer was lost, was about another ask, was "not found" of a sale that
+        was created, or was not taken by the ledger: the answer may have been "paid". Nor does a query that was made
+        before a whole life has passed here, since our clock may be ahead of the sender's.
         """
         looked_at = ask.queried_at if self.can_query else now
         if not is_presumed(ask.record) or looked_at < self._surely_ended(ask):

@@ -512,6 +512,21 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
     assert sum("refused, and yet the customer may approve it" in each for each in caplog.messages) == 1
 
 
+async def test_a_refused_sale_that_was_found_pending_is_queried_once_its_customer_has_answered(
+    service: FakeService,
+) -> None:
+    """Nobody sends it again, and no other notification comes: it is paid all the same."""
+    service.scripts = [posted(1, refuses(22))]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await service.clock.advance(5)
+        service.decide("Aceptado")
+        await service.clock.advance(310)
+        assert (await pending_of(tracker)).outcome.paid is True
+        assert len(service.queries) == 2
+
+
 async def refused_and_found_later(service: FakeService, tracker: payclient.Tracker, says: Script) -> None:
     """The first of two POSTs created, the index lagged, and the customer has paid since."""
     lagging(service, 10)

@@ -103,6 +103,8 @@ class StatusQueries:
                 return None
             reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
+        if ask.record.state is State.REFUSED and reading.report and reading.report.state == "Pendiente":
+            self._poller.recheck(ask.record, after=self._policy.sale_window)  # when its customer has answered
         return reading.report
 
     def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:

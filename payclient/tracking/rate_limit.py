@@ -93,10 +93,9 @@ class RateLimit:
         pause, backoff = retry_after, self._backoff
         if made_at > self._slowed_at:
             self._slowed_at = now
-            before = self._slowdown
-            if backoff.measures_rate:
-                measured = (now - self._recent[0]) / len(self._recent) if self._recent else 0.0
-                before = max(self.gap, measured)
+            before = self.gap
+            if backoff.measures_rate and self._recent:
+                before = max(before, (now - self._recent[0]) / len(self._recent))
             self._slowdown = min(max(2 * before, FIRST_SLOWDOWN), backoff.most_slowdown)
             self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:

@@ -183,6 +183,7 @@ class PaySession:
     ) -> SaleResult:
         """Charge by a push request (§4: POST /api/Sale) and return when it is created; nothing is remembered.
 
+        `timeouts` sets this call's total; connecting keeps the session's time-out.
         `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was created.
         `OutcomeUnknownError`: it may exist, never send it again by yourself. What `before_send` raises comes
         through unchanged, with nothing sent.

@@ -402,6 +402,8 @@ def test_a_ledgers_password_is_not_printed() -> None:
         ("--ledger=postgresql://shop:s3cr:e/t@x@db/shop", "--ledger=postgresql://shop:***@db/shop"),
         ("postgres://shop:secret@a,b/shop?x=1", "postgres://shop:***@a,b/shop?x=1"),
         ("postgresql://shop@db/shop?password=secret&x=1", "postgresql://shop@db/shop?password=***&x=1"),
+        ("postgresql+asyncpg://shop:secret@db/shop", "postgresql+asyncpg://shop:***@db/shop"),
+        ("POSTGRESQL://shop:secret@db/shop", "POSTGRESQL://shop:***@db/shop"),
         ("postgresql://shop@db/shop", "postgresql://shop@db/shop"),
         ("sqlite:charges:1@2.db", "sqlite:charges:1@2.db"),
     ):

@@ -25,8 +25,11 @@ from manual_clock import ManualClock
 from payclient.ledger import postgres as postgres_ledger
 from payclient.profile import PAYPHONE
 from payclient.session import PaySession
+from payclient.tracking import health as tracker_health
 from ports import served
 from postgres_server import PostgresServer
+from test_ledger import until
+from test_ledger_postgres import configured
 
 
 class Failing(FailingLedger):
@@ -240,4 +243,24 @@ async def test_postgresql_that_stops_or_takes_no_writes(
         async with asyncio.timeout(60):
             while not (await tracker.health()).ok:  # noqa: ASYNC110 - connecting takes real time
                 await asyncio.sleep(0.01)
+    await ledger.aclose()
+
+
+async def test_postgresql_without_its_standby(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe waits for it as a permit would, and is given up."""
+    monkeypatch.setattr(tracker_health, "PROBE", 0.5)
+    ledger = await payclient.open_ledger(postgres.url(database))
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,
+        payclient.Tracker(session, ledger) as tracker,
+    ):
+
+        async def fails() -> bool:
+            return not (await tracker.health()).ledger_writable
+
+        assert not await fails()
+        async with configured(postgres, "synchronous_standby_names", "nobody"):
+            await until(fails)
     await ledger.aclose()

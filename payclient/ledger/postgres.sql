@@ -425,9 +425,9 @@ UNION ALL SELECT {record}, true FROM payclient.asks($2)
 -- name: wipe
 SELECT 1
 
--- A server that takes no writes refuses the deletion itself.
+-- Writes no row, and yet its commit waits as a permit's does: for the disk, and for a standby that must have it.
 -- name: probe
-SELECT 1
+SELECT pg_logical_emit_message(true, 'payclient', '')
 
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)

@@ -31,7 +31,7 @@ class Health:
     """How one process's tracker fares. No ids, no amounts. Times are UTC seconds since the epoch.
 
     - `ledger_writable`: the ledger took a probe within 5 s, and no write failed in the last minute without a later one
-      that succeeded. The probe deletes expired links, or writes what is there.
+      that succeeded. The probe deletes expired links, or writes what changes nothing.
     - `poller_alive`: what is due is looked at in time.
     - `answered_at`: when the service last answered, with anything but a 5xx; None: not since the start.
     - `open`, `unknown`: how many asks this process follows, and how many of them are UNKNOWN.

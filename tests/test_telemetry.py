@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 import payclient
-from fake_service import FakeService, Scripted, answer, lost_answer, outcome_of, refuses, sale, tracking
+from fake_service import (
+    FakeService,
+    Scripted,
+    answer,
+    error_of,
+    lost_answer,
+    outcome_of,
+    refuses,
+    sale,
+    tracking,
+)
 from payclient import sync, telemetry
 from payclient.models import Notification
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
@@ -171,6 +181,19 @@ async def test_what_fails_and_what_is_open(exported: Exported) -> None:
     assert exported.points("payclient.asks") == {}, "a closed tracker follows nothing"
     failed = [span for span in exported.spans() if not span.status.is_ok and "error.type" in span.attributes]
     assert len(failed) == 2
+
+
+async def test_a_sale_that_is_refused_at_once(exported: Exported) -> None:
+    """It is decided as others are, though nothing follows it."""
+    service = FakeService()
+    service.scripts.append(refuses(111))
+    async with tracking(service) as tracker:
+        exported.instrument(tracker)
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        (point,) = exported.points("payclient.decision.duration").items()
+    (whole,) = [span for span in exported.spans() if span.name == "payclient sale"]
+    assert (whole.attributes["payclient.state"], len(whole.events)) == ("refused", 1)
+    assert (point[0], point[1].count) == (labels(payclient__kind="sale", payclient__state="refused"), 1)
 
 
 async def never(_: payclient.TransactionRef) -> None:

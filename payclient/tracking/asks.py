@@ -34,6 +34,9 @@ SLOT = 0.125
 #: REVERSING: a reversal that was permitted may be executed from now on.
 _APPROVABLE = (State.PENDING, State.EXPIRED)
 
+#: States that nobody may follow yet: its sender, or who gives it back, writes what comes next.
+_UNFOLLOWED = (State.SENDING, State.REVERSING)
+
 
 class DueTimes:
     """A heap of slots of `width` seconds. An item comes out at most one width late, and never early."""
@@ -96,7 +99,8 @@ class OpenAsks:
         self.find: Callable[[str], Followed | None] = self._asks.get
         #: The event that feeds wait for; None while none does, so that a change costs nothing then.
         self._changed: asyncio.Event | None = None
-        #: Called with the record before and after each change of state of an ask that is followed here.
+        #: Called with the record before and after each change of state of an ask that is followed here, or that is
+        #: decided before it is followed: refused by the answer to its POST, or given back.
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called once a form is decided: its links are dead.
         self.on_form_decided: Callable[[], None] = lambda: None
@@ -282,7 +286,7 @@ class OpenAsks:
             if ask.task is None and not ask.elsewhere:  # else its next look is planned already
                 self.plan(ask)
 
-    def note_written(self, record: Record) -> None:
+    def note_written(self, record: Record, before: Record | None = None) -> None:
         """Note a record that was not written by `apply`, and follow it if the policy follows such asks.
 
         An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
@@ -291,6 +295,9 @@ class OpenAsks:
         if record.state.decided:
             self.touch()
             self._end_follow_up(record)
+            told = None if record.client_transaction_id in self._asks else self.on_change
+            if told is not None and before is not None and before.state in _UNFOLLOWED:
+                told(before, record)
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:

@@ -34,12 +34,12 @@ class LateWrites:
         ledger: Ledger,
         clock: Clock,
         total: float = 0.0,
-        written: Callable[[Record], object] = lambda record: None,
+        written: Callable[[Record, Record], object] = lambda record, before: None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._total = total
-        #: Called with each record that was written.
+        #: Called with each record that was written, and the record before.
         self._written = written
         #: Client transaction id -> what the ledger could not take, in order.
         self.kept: dict[str, list[tuple[Record, Event]]] = {}
@@ -101,7 +101,7 @@ class LateWrites:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.
         if known is not None and known.state is not State.SENDING:
-            self._written(known)
+            self._written(known, record)
         return known or record
 
     async def _apply(self, record: Record, event: Event) -> Record:

@@ -10,6 +10,7 @@ import pytest
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import FakeService, error_of, hint, lost_answer, outcome_of, refusal, sale, tracking
+from payclient.ledger import Ledger
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
 
@@ -110,6 +111,13 @@ async def test_what_is_not_decided_by_hand() -> None:
             await tracker.resolve("order-0", as_="cancelled", **WHO)
         assert pending.outcome.paid is True
     await error_of(payclient.TrackerClosedError, tracker.resolve("order-17", as_="cancelled", **WHO))
+
+
+async def test_an_id_that_no_ledger_can_have(ledger: Ledger) -> None:
+    """It is not there, as any other that is not: the ledger is sound."""
+    async with tracking(FakeService(), ledger) as tracker:
+        with pytest.raises(payclient.UsageError, match="no such ask"):
+            await tracker.resolve("order-\ud800", as_="cancelled", **WHO)
 
 
 @pytest.mark.parametrize("change", [{"as_": "pending"}, {"actor": " "}, {"reason": ""}])

@@ -320,7 +320,8 @@ class Tracker:
         actor, reason = actor.strip(), reason.strip()
         if not actor or not reason:
             raise UsageError("actor and reason must not be empty; nothing was changed")
-        record = await self._ledger.get(client_transaction_id)
+        is_known = _may_be_known(client_transaction_id)
+        record = await self._ledger.get(client_transaction_id) if is_known else None
         if record is None:
             raise UsageError(
                 "this ledger has no such ask; nothing was changed",

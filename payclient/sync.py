@@ -7,7 +7,7 @@ the first call, hence in each fork anew. At the end of the main thread every ope
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # `threading` calls first what was registered last: its end comes after ours
+import concurrent.futures.thread  # noqa: F401 - `threading` calls first what registered last: its end is after ours
 import functools
 import os
 import sys
@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
+from queue import SimpleQueue
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import payclient
@@ -51,8 +52,9 @@ class _LoopThread:
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._waiting: set[concurrent.futures.Future[Any]] = set()
-        self._ending = self._ended = self._gave_up = False
+        #: The queue by which each caller waits for the task of its call; None: it waits no more.
+        self._waiting: set[SimpleQueue[Any]] = set()
+        self._ending = self._ended = False
         self.trackers: set[Tracker] = set()
 
     def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
@@ -70,17 +72,20 @@ class _LoopThread:
             if self._ending:
                 raise TrackerClosedError(_ENDING)
             loop = self._loop or self._start()
-            future = asyncio.run_coroutine_threadsafe(work(*args, **options), loop)
-            self._waiting.add(future)
+            # Not by a future of `concurrent`: a caller who is interrupted may leave that locked, and the loop waiting.
+            ended: SimpleQueue[asyncio.Task[_R] | None] = SimpleQueue()
+            self._waiting.add(ended)
+            loop.call_soon_threadsafe(_begin, work(*args, **options), ended)
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            if self._gave_up:
-                words = "the program ended first; the ledger knows what may exist"
-                raise OutcomeUnknownError(words) from None
-            raise TrackerClosedError("the tracker was closed while this was waiting") from None
+            task = ended.get()
         finally:
-            self._waiting.discard(future)
+            self._waiting.discard(ended)
+        if task is None:
+            raise OutcomeUnknownError("the program ended first; the ledger knows what may exist")
+        try:
+            return task.result()
+        except asyncio.CancelledError:
+            raise TrackerClosedError("the tracker was closed while this was waiting") from None
 
     def _start(self) -> asyncio.AbstractEventLoop:
         # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
@@ -112,9 +117,8 @@ class _LoopThread:
         try:
             asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
         except BaseException as error:
-            self._gave_up = True
-            for future in tuple(self._waiting):
-                future.cancel()  # a thread that waits on would keep the process from ending
+            for ended in tuple(self._waiting):
+                ended.put(None)  # a thread that waits on would keep the process from ending
             if not isinstance(error, TimeoutError):
                 raise  # Ctrl-C
             log("warning", "trackers_not_closed", "", "trackers did not close within %g s", _EXIT_PATIENCE)
@@ -131,6 +135,16 @@ class _LoopThread:
                 log("error", "tracker_close_failed", "", "a tracker did not close: %s", type(error).__name__)
         await cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
         await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _begin(work: Coroutine[Any, Any, Any], ended: SimpleQueue[Any]) -> None:
+    """Start a task in the loop's thread, and hand it over once it has ended."""
+
+    def hand_over(task: asyncio.Task[Any]) -> None:
+        task.cancelled() or task.exception()  # one that nobody reads is logged by asyncio
+        ended.put(task)
+
+    asyncio.get_running_loop().create_task(work).add_done_callback(hand_over)
 
 
 #: By process id. A fork keeps its parent's and never touches it: their loop's descriptors are shared.

@@ -619,10 +619,38 @@ def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
         signal.signal(signal.SIGTERM, lambda *_: print("handled", tracker.find("order-1")))
         asyncio.new_event_loop = interrupted(asyncio.new_event_loop)
         print(tracker.sale(sale("order-0")).wait().paid)
-        asyncio.run_coroutine_threadsafe = interrupted(asyncio.run_coroutine_threadsafe)
+        sync.SimpleQueue = interrupted(sync.SimpleQueue)
         print(tracker.sale(sale("order-2", phone="0984000002")).wait().paid)
     """
     assert ended(start(text, service.url)).splitlines() == ["handled None", "True"] * 2
+
+
+def test_an_interrupt_at_any_step_leaves_the_loop_running(service: SimulatorThread) -> None:
+    """Ctrl-C, or a time limit of Celery's: a lock that its caller left behind stopped every later call for good."""
+    text = """
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a coroutine that was not handed over
+        sys.unraisablehook = lambda raised: None  # an interrupt of the garbage collector
+        tracker = opening().open()
+        def interrupting(steps):
+            def trace(*_):
+                nonlocal steps
+                steps -= 1
+                if steps < 0:
+                    raise KeyboardInterrupt
+                return trace
+            return trace
+        for steps in range(1000):
+            sys.settrace(interrupting(steps))
+            try:
+                tracker.find("order-1")
+                break
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+        print(20 < steps < 999, tracker.sale(sale("order-1")).wait().paid)
+    """
+    assert ended(start(text, service.url)) == "True True\n"
 
 
 def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread) -> None:

@@ -417,6 +417,8 @@ class Charges(Iterator[ChargeResult]):
         is_list = isinstance(requests, list | tuple)  # which the batch reads by itself
         self._requests = iter(() if is_list else requests)
         self._read: asyncio.Queue[_Read] = asyncio.Queue()
+        #: What was read and is to be handed over, also where the reader was interrupted in between.
+        self._unfed: list[_Read] = []
         source = requests if is_list else self._rows()
         self._tracker = tracker
         self._charges = charge(tracker._run(tracker._aopen), source)
@@ -431,12 +433,11 @@ class Charges(Iterator[ChargeResult]):
         self._tracker._run(self._leave)
 
     def __next__(self) -> ChargeResult:
-        read: list[_Read] = []
-        while self._tracker._run(self._feed, *read):
+        while self._tracker._run(self._feed):
             try:
-                read = [next(self._requests)]
+                self._unfed.append(next(self._requests))
             except Exception as error:
-                read = [error]
+                self._unfed.append(error)
         arrived, self._next = self._next, None
         assert arrived is not None  # noqa: S101 - it was awaited
         try:
@@ -460,8 +461,9 @@ class Charges(Iterator[ChargeResult]):
         """Sales of this batch that wait for a customer."""
         return self._charges.pending
 
-    async def _feed(self, *read: _Read) -> bool:
+    async def _feed(self) -> bool:
         """Hand over what was read, and wait until the batch has a result, or wants a request: True."""
+        read, self._unfed = self._unfed, []
         for each in read:
             self._read.put_nowait(each)
         if self._next is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import attrs
@@ -404,6 +406,24 @@ def test_the_iterating_thread_reads_the_requests(service: SimulatorThread) -> No
             assert tracker.find(f"row-{number}") is not None
         assert tracker.sale(sale("after")).wait().paid is True
         assert sum(service.created_per_client_id.values()) == sent + 1
+
+
+def test_an_interrupt_loses_no_request(service: SimulatorThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the reading of a row and its hand-over: whoever goes on gets the result of each."""
+    calls = itertools.count()
+
+    def interrupted() -> SimpleQueue[object]:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return SimpleQueue()
+
+    results: list[payclient.ChargeResult] = []
+    with opening(service.url) as tracker, sync.charge_all(tracker, rows(3)) as charges:
+        monkeypatch.setattr(sync, "SimpleQueue", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            results.extend(charges)
+        results.extend(charges)
+    assert sorted(each.request_key for each in results) == ["row-0", "row-1", "row-2"]
 
 
 def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:

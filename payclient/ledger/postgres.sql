@@ -452,7 +452,7 @@ SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
 
 -- What is open and was notified, as far as that is in the newest changes: for a listener that heard nothing of it.
 -- name: hinted
-SELECT client_transaction_id FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 2000) AS newest
+SELECT cursor, client_transaction_id FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 2000) AS newest
 JOIN payclient.open_attempts USING (attempt_id) JOIN payclient.attempts ON id = attempt_id
 WHERE event IN ('Notified', 'Returned')
 

@@ -324,6 +324,7 @@ class Listener:
 
     async def _listen(self) -> None:
         """Wake the watchers at each notification, over one connection after another, and every few seconds."""
+        told: set[int] = set()  # the cursors of the hints that were told of
         while True:
             connection: asyncpg.Connection | None = None
             try:
@@ -334,11 +335,12 @@ class Listener:
                     await connection.add_listener(self._server.schema, self._on_notify)
                 while not lost.is_set():
                     self._wake(None)  # before the query, which a silent wire holds up
-                    # Whoever follows what was notified need not wait for it.
-                    for (hinted,) in await connection.fetch(
-                        self._server.statements["hinted"], timeout=self._poll
-                    ):
-                        self._wake(hinted)
+                    rows = await connection.fetch(self._server.statements["hinted"], timeout=self._poll)
+                    # Whoever follows what was notified need not wait for it. Once: it may be forged.
+                    for cursor, hinted in rows:
+                        if cursor not in told:
+                            self._wake(hinted)
+                    told = {cursor for cursor, _ in rows}
                     with suppress(TimeoutError):
                         # Not `wait_for`, which may lose our cancellation on CPython 3.11.
                         async with asyncio.timeout(self._poll):

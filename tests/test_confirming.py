@@ -241,7 +241,8 @@ async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
 async def test_a_return_to_a_process_that_dies_is_confirmed_by_the_holder_of_the_form(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
 ) -> None:
-    """The holder lives, so that nobody else claims the form, and it need not be one that it queries."""
+    """The holder lives, so that nobody else claims the form, and no query need find what was not confirmed."""
+    service.instead = unlisted
     monkeypatch.setattr(leases, "RENEW", 0.01)
     ledger = SharedLedger()
     async with prepared(service, profile, ledger):

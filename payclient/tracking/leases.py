@@ -261,10 +261,12 @@ class Leases:
         self._asks.touch()
         if client_transaction_id is None:
             self._changed.update(ask.record.client_transaction_id for ask in self._asks.all() if ask.waiters)
-        elif self._asks.find(client_transaction_id) is not None:
-            self._changed.add(client_transaction_id)
-        elif client_transaction_id in self.ours:
-            self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
+        else:
+            ask = self._asks.find(client_transaction_id)
+            if ask is not None:
+                self._changed.add(client_transaction_id)
+            if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
+                self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
         if self._changed and self._reading is None and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
 

@@ -142,6 +142,7 @@ def test_a_dry_run_needs_no_service_and_takes_address_and_limits_from_the_profil
         ("taken", ["--skip-bad", "bad.csv"], "is there already, with other rows"),
         ("place", ["--report", "report.csv"], "--report report.csv: cannot be written: Permission denied"),
         ("consent", [], "is not there, and a new one knows no earlier charge"),
+        ("moved", ["--base-url", "https://pay.example"], "this ledger was used with another service"),
         ("nowhere", ["--ledger", "sqlite:none/l.db"], "the ledger's directory does not exist"),
     ],
 )
@@ -164,13 +165,15 @@ def test_a_dry_run_refuses_what_the_run_refuses(
     if what == "lost":
         assert main(arguments) == 0
         (tmp_path / "ledger.db").unlink()
+    if what == "moved":
+        assert main(charge_arguments(willing, tmp_path / "charges.csv")) == 0
     before = willing.counts()
     for dry in (["--dry-run"], []):
         capfd.readouterr()
         assert main([*arguments, *dry]) == 2
         assert said in " ".join(capfd.readouterr().err.split())
     assert willing.counts() == before
-    assert not (tmp_path / "ledger.db").exists()
+    assert (tmp_path / "ledger.db").exists() is (what == "moved")
 
 
 def test_a_ledger_in_use_is_read_and_not_taken(tmp_path: Path, capfd: Said) -> None:

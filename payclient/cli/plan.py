@@ -25,6 +25,7 @@ from payclient.lifecycle import State
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
+from payclient.tracking.tracker import check_service
 from payclient.wire import encode_sale
 
 #: Client transaction ids shown of an error about many.
@@ -66,6 +67,9 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
         return Known(new=True)
     known, profile = Known(), options.loaded_profile
     async with aclosing(book):
+        url = options.base_url or profile.base_url
+        if url and await anext(book.records(), None):  # else the check might write a first service
+            await check_service(book, url)
         for begin in range(0, len(rows), CHUNK):
             chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
             for key, record in (await book.get_many([*chunk])).items():

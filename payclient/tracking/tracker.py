@@ -59,6 +59,17 @@ def objection(record: Record, as_: str) -> str | None:
     )
 
 
+async def check_service(ledger: Ledger, base_url: str) -> None:
+    """Raise `ConfigurationError` for the ledger of another service, whose "not found" would prove what is not so."""
+    mine = service_fingerprint(base_url, ledger.digest_key)
+    if await ledger.environment(mine) != mine:
+        raise ConfigurationError(
+            "this ledger was used with another service than base_url names; nothing was sent. Give each "
+            "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
+            "by `payclient ledger moved`"
+        )
+
+
 class Tracker:
     """Charges through a ledger and knows what happened. Opened by `async with`, for one event loop.
 
@@ -121,13 +132,7 @@ class Tracker:
                 'lasts until a notification or the expiry; give profile="payphone", or a profile of your own'
             )
             log("warning", "status_query_missing", "", words)
-        mine = service_fingerprint(self._session.base_url, self._ledger.digest_key)
-        if await self._ledger.environment(mine) != mine:  # the other's "not found" would prove what is not so
-            raise ConfigurationError(
-                "this ledger was used with another service than base_url names; nothing was sent. Give each "
-                "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
-                "by `payclient ledger moved`"
-            )
+        await check_service(self._ledger, self._session.base_url)
         self._poller.asks.open()
         try:
             self._poller.start_work(self._links.delete_dead())

@@ -155,6 +155,21 @@ async def test_what_a_second_outage_leaves_is_written_as_well() -> None:
 
 
 @in_virtual_time
+async def test_an_outage_in_which_others_cancel_all_tasks_is_written_with_the_next_answer() -> None:
+    """A process that ends cancels all tasks but its own, and goes on for a while."""
+    ledger = FailingLedger(lambda name: name == "apply" and now() < 5.0)
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        before = asyncio.all_tasks()
+        await tracker.sale(push("order-1"))
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+        await tracker.sale(push("order-2"))
+        await asyncio.sleep(60.0)
+        for identifier in ("order-1", "order-2"):
+            assert await state_in(ledger, identifier) is State.PENDING
+
+
+@in_virtual_time
 async def test_a_log_filter_that_raises_fails_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that looks for the web request of a background task: the sale is there, and is written in the end."""
 

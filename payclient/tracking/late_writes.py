@@ -83,7 +83,7 @@ class LateWrites:
             if isinstance(event, Found):
                 return record  # the ask is queried again instead: a late answer may be out of date
             self.kept.setdefault(record.client_transaction_id, []).append((record, event))
-            if self._again is None:
+            if self._again is None or self._again.done():  # one that others cancelled
                 self._again = start(self._write_again())
             return unwritten(record, event)
 

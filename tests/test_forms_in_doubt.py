@@ -280,16 +280,28 @@ async def test_a_form_holds_its_purchase_until_its_confirmation_is_answered(
 
 @pytest.mark.parametrize("is_named", [False, True])
 async def test_a_form_that_no_query_finds_frees_its_purchase(service: FakeService, *, is_named: bool) -> None:
-    """Somebody waits for it, so that its expiry is written: no last query follows, and no person must decide it."""
+    """Somebody waits for it, so that its expiry is written. A person decides it only where a payment was named."""
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, BLIND) as tracker:
         if is_named:
             await passing(service, tracker.returned(service.pay("form-1")))
         assert (await the_end(service, tracker)).state is State.EXPIRED
-        await service.clock.advance(0 if is_named else 300)
-        for _ in range(is_named):
+        await service.clock.advance(4000)
+        if is_named:
             await held_by(tracker, "cart-1")
-            await service.clock.advance(2000)
+        else:
+            assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+
+
+async def test_who_looks_at_the_old_form_of_another_process_does_not_hold_its_purchase(
+    service: FakeService,
+) -> None:
+    """No query finds the form; its process has ended, and its expiry is written as somebody checks it."""
+    ledger = SharedLedger()
+    async with prepared(service, BLIND, ledger):
+        await service.clock.advance(2000)
+    async with tracking(service, SharedLedger(ledger), BLIND) as tracker:
+        assert (await (await pending_of(tracker, "form-1")).check()).state is State.EXPIRED
         assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
 
 

@@ -296,12 +296,16 @@ class PaySession:
         self, operation: str, request: HttpRequest, decode: Decode[_T], repeat: bool
     ) -> _T:
         """Send a request that is safe to repeat, and with `repeat` once more after a 401 with a fresh token."""
+        now = asyncio.get_running_loop().time
+        begun = now()
         try:
             return await self._send_in_time(operation, request, decode, repeatable=repeat)
         except UnauthorizedError as error:
-            if not (repeat and self.renews_token and error.http_status == 401):
+            left = self.timeouts.total - (now() - begun)
+            if not (repeat and self.renews_token and error.http_status == 401 and left > 0):
                 raise
-        return await self._send_in_time(operation, request, decode, repeatable=repeat)
+        in_time = Timeouts(total=left)
+        return await self._send_in_time(operation, request, decode, timeouts=in_time, repeatable=repeat)
 
     async def _send_in_time(
         self,

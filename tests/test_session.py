@@ -419,6 +419,20 @@ async def test_status_after_a_401(query: bool) -> None:
     assert fake.tokens[2:] == ["Bearer new", "Bearer newer"]
 
 
+@in_virtual_time
+async def test_a_query_after_a_401_has_what_is_left_of_the_time() -> None:
+    """The total time-out is for the whole call."""
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        await asyncio.sleep(7)
+        return WHO
+
+    session = session_over(slow, Tokens("old", "new"), timeouts=TEN)
+    assert await ended(session.status(transaction_id=12)) == (OutcomeUnknownError, 10)
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_token_that_no_other_replaces(status: int) -> None:
     """Nothing is repeated with a fixed token, nor where the token is good and may not do this; it goes on as before."""

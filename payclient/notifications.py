@@ -59,14 +59,14 @@ class Receipt(enum.StrEnum):
 
 
 def parse_notification(
-    *, query: str | Mapping[str, str] | None = None, body: bytes = b"", content_type: str = ""
+    *, query: str | Mapping[str, str] | None = None, body: bytes = b"", content_type: str | None = ""
 ) -> Notification:
     """Read the two ids of a notification from its query, or from a form or JSON body (§6).
 
     `clientTransactionID` may be in any letter case. Raises `InvalidNotificationError` for anything else, over 8 KiB
     too; its text repeats nothing of what came.
     """
-    given = [*_read_query(query or "", len(body)), *_body(body, content_type)]
+    given = [*_read_query(query or "", len(body)), *_body(body, content_type or "")]
     return _read_ids(given, "id", "clientTransactionID")
 
 

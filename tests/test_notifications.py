@@ -41,6 +41,7 @@ Receipt, State = payclient.Receipt, payclient.State
         {"query": urlencode({"order": "7", "ID": "1000", "CLIENTTRANSACTIONID": "order-17"})},
         {"body": urlencode(IDS).encode(), "content_type": "application/x-www-form-urlencoded"},
         {"body": urlencode(IDS).encode()},
+        {"body": urlencode(IDS).encode(), "content_type": None},
         {"body": json.dumps(IDS).encode(), "content_type": "application/json; charset=utf-8"},
         {"body": json.dumps({"id": 1000, "clientTransactionId": "order-17", "other": None}).encode()},
         {"query": "id=1000", "body": b"clientTransactionID=order-17"},

@@ -72,6 +72,10 @@ def simulate(
     """
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
+    # A file of its own may be left of one that was killed.
+    if ready_file is not None and ready_file.is_file() and ready_file.read_bytes()[:8] != b'{"url": ':
+        words = "is there already, and payclient did not write it"
+        raise ConfigurationError(f"--ready-file {ready_file.name}: {words}")
     pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)
     accounts = {secret: name for name, secret in pairs}
     if accounts and token is not None:

@@ -119,7 +119,7 @@ async def cancel(
 ) -> int:
     """Withdraw a push request that nobody answered.
 
-    Exit codes: 0 withdrawn; 2 nothing was sent; 3 refused, nothing was withdrawn; 4 no usable answer: query its status.
+    Exit codes: 0 withdrawn; 2 bad input; 3 refused, nothing was withdrawn; 4 no usable answer: query its status.
     """
     return await _undo("cancel", which, yes, options)
 
@@ -133,7 +133,7 @@ async def reverse(
 ) -> int:
     """Give one payment back, whole. With a ledger it must be one of its sales, and the ledger keeps what came of it.
 
-    Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer: query its status.
+    Exit codes: 0 reversed; 2 bad input; 3 refused, nothing was reversed; 4 no usable answer: query its status.
     With a ledger the same command never sends it again while it has no answer.
     """
     return await _undo("reverse", which, yes, options, ledger)

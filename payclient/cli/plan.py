@@ -68,7 +68,8 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
     known, profile = Known(), options.loaded_profile
     async with aclosing(book):
         url = options.base_url or profile.base_url
-        if url and await anext(book.records(), None):  # else the check might write a first service
+        first = await anext(book.records(), None)
+        if url and first is not None:  # else the check might write a first service
             await check_service(book, url)
         for begin in range(0, len(rows), CHUNK):
             chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}

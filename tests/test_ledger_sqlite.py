@@ -9,6 +9,8 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +330,22 @@ async def test_what_fails_beside_a_batch(path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(found, LedgerUnavailableError)
     assert await ledger.get("a") == fresh("a")
     await ledger.aclose()
+
+
+async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program shows the file, however long: permits go on, and what it still needs is wiped another time."""
+    patient = partial(sqlite3.connect, timeout=1e6, isolation_level=None)
+    ledger = await opened_by(patient, str(path), monkeypatch)
+    await ledger.permit(fresh("a"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM attempts").fetchall()
+        await ledger.keep_links(fresh("a"), "s3cret", NOW)
+        async with asyncio.timeout(60):
+            assert await ledger.drop_links(NOW) is None
+            assert await ledger.permit(fresh("b"))
+    await ledger.aclose()
+    assert b"s3cret" not in path.read_bytes()
 
 
 async def test_a_time_that_is_not_a_number(path: Path) -> None:

@@ -20,6 +20,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.sqlite_files import (
+    BUSY,
     STATEMENTS,
     OpenFile,
     open_file,
@@ -116,7 +117,14 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Rows:
         if name == "probe":
             self._check_in_place()
-        return self._connection.execute(STATEMENTS[name], parameters).fetchall()
+        if name != "wipe":
+            return self._connection.execute(STATEMENTS[name], parameters).fetchall()
+        # What a reader still needs is wiped another time: waiting for its end would hold up all permits.
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            return self._connection.execute(STATEMENTS[name]).fetchall()
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
 
     @asynccontextmanager
     async def exclusive_transaction(self) -> AsyncIterator[None]:

@@ -169,7 +169,7 @@ class Found(Event):
 
 @attrs.frozen(kw_only=True)
 class FoundPending(Found):
-    """The service says `Pendiente` of this transaction."""
+    """The service says `Pendiente` of this transaction, or that a form is paid which waits for its confirmation."""
 
     #: When the customer can no longer approve, had it been created this moment; None of a form.
     expires_at: float | None = None

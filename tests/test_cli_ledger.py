@@ -245,6 +245,8 @@ def test_every_event_has_its_sentence(book: Book) -> None:
     """Whatever stands in a history is explained."""
     assert all(sentence.endswith(".") for sentence in SENTENCES.values())
     assert table()["evidence"].keys() == set(Evidence)
+    # It is written of a form that was found paid, before its confirmation is sent.
+    assert "or that a form is paid" in SENTENCES["FoundPending"]
 
 
 # --- resolve

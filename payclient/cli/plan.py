@@ -22,6 +22,7 @@ from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import State
+from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
@@ -56,7 +57,10 @@ class Known:
 
 
 async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
-    """Look the rows up in the ledger, which another process may have open."""
+    """Look the rows up in the ledger, which another process may have open.
+
+    Raises `ConfigurationError` for one that the run would refuse.
+    """
     if not options.ledger or options.ledger.startswith("memory:"):
         return Known(new=True)
     try:
@@ -65,23 +69,27 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
         with suppress(LedgerMissingError):  # another error is about the place for a new one
             await (await open_ledger(options.ledger, create=False)).aclose()
         return Known(new=True)
-    known, profile = Known(), options.loaded_profile
     async with aclosing(book):
-        url = options.base_url or profile.base_url
-        first = await anext(book.records(), None)
-        if url and first is not None:  # else the check might write a first service
+        url = options.base_url or options.loaded_profile.base_url
+        # A ledger without attempts may have no service yet, and the check would write this one.
+        if url and await anext(book.records(), None) is not None:
             await check_service(book, url)
-        for begin in range(0, len(rows), CHUNK):
-            chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
-            for key, record in (await book.get_many([*chunk])).items():
-                row = chunk[key]
-                digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
-                is_same = record.digest == digest and row.purchase in (None, record.purchase)
-                is_refused = record.state is State.REFUSED
-                known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
-                if limits.retry == "refused" or passes(record.evidence, record.error_type):
-                    known.again += is_refused
-            known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
+        return await _known(book, options.loaded_profile, limits, rows)
+
+
+async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
+    known = Known()
+    for begin in range(0, len(rows), CHUNK):
+        chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
+        for key, record in (await book.get_many([*chunk])).items():
+            row = chunk[key]
+            digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
+            is_same = record.digest == digest and row.purchase in (None, record.purchase)
+            is_refused = record.state is State.REFUSED
+            known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
+            if limits.retry == "refused" or passes(record.evidence, record.error_type):
+                known.again += is_refused
+        known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
     return known
 
 

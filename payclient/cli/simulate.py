@@ -72,10 +72,7 @@ def simulate(
     """
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    # A file of its own may be left of one that was killed.
-    if ready_file is not None and ready_file.is_file() and ready_file.read_bytes()[:8] != b'{"url": ':
-        words = "is there already, and payclient did not write it"
-        raise ConfigurationError(f"--ready-file {ready_file.name}: {words}")
+    _check_ready_file(ready_file)
     pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)
     accounts = {secret: name for name, secret in pairs}
     if accounts and token is not None:
@@ -96,6 +93,13 @@ def simulate(
         raise ConfigurationError(str(error)) from None
     simulator.faults.seed = seed
     asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
+
+
+def _check_ready_file(path: Path | None) -> None:
+    # A file of its own may be left of one that was killed.
+    if path is not None and path.is_file() and path.read_bytes()[:8] != b'{"url": ':
+        words = "is there already, and payclient did not write it"
+        raise ConfigurationError(f"--ready-file {path.name}: {words}")
 
 
 def _settings(profile: str | None, changes: tuple[str, ...], **windows: float | None) -> Settings:

@@ -743,6 +743,20 @@ async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(se
     assert service.posted == {"order-17": 1}
 
 
+async def test_the_history_is_read_once_for_all_earlier_attempts(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that sends a refused id again every few minutes would read the whole history for each of hundreds."""
+    service.scripts = [refuses(22)] * 5
+    async with tracking(service) as tracker:
+        for _ in range(4):
+            await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        read = AsyncMock(wraps=service.ledger.history)
+        monkeypatch.setattr(service.ledger, "history", read)
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        assert read.await_count == 1
+
+
 @pytest.mark.parametrize("identifier", ["order-17", "another"])
 async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeService, identifier: str) -> None:
     """One process sends what was refused again, under any id of its purchase, and stands still; another is notified."""

@@ -39,7 +39,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import Followed, StatusSource, TransactionRef
-from payclient.tracking.recovery import history_of, is_noted
+from payclient.tracking.recovery import by_attempt, is_noted
 from payclient.validation import is_personal
 
 if TYPE_CHECKING:
@@ -282,7 +282,11 @@ class Refusals:
         policy, is_refused = self._poller.policy, before.state is State.REFUSED
         # Of several refused attempts any may exist, whatever the newest one met.
         attempts = await self._attempts(before) if is_refused and before.attempt > 1 else [before]
-        doubted = [each for each in attempts if await self._may_exist(each)]
+        # Read once: an id that is sent every few minutes has many attempts.
+        reads = is_refused or before.state is State.EXPIRED
+        changes = await self._poller.asks.ledger.history(before.client_transaction_id) if reads else ()
+        history = by_attempt(changes)
+        doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
         if not doubted:
             return None
         if is_refused:
@@ -294,11 +298,6 @@ class Refusals:
         """Return every attempt of the id, the newest last."""
         found, _ = await self._poller.asks.ledger.find((record.client_transaction_id,))
         return found[record.client_transaction_id]
-
-    async def _may_exist(self, before: Record) -> bool:
-        has_ended = before.state in (State.REFUSED, State.EXPIRED)
-        history = await history_of(self._poller.asks.ledger, before) if has_ended else []
-        return may_exist(before, history, self._duplicates)
 
     async def _find_refused(self, before: Record, doubted: Sequence[Record]) -> Record | None:
         identifier = before.client_transaction_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,17 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
 
+def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[tuple[Change, dict[str, Any]]]]:
+    """Return an id's changes by attempt, the newest first, each with what its event said beside the record."""
+    found = defaultdict[int, list[tuple[Change, dict[str, Any]]]](list)
+    for each in reversed(history):
+        found[each.attempt].append((each, orjson.loads(each.detail or "{}")))
+    return found
+
+
 async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:
-    """Return the changes of one attempt, each with what its event said beside the record, the newest first."""
-    found = reversed(await ledger.history(record.client_transaction_id))
-    return [(each, orjson.loads(each.detail or "{}")) for each in found if each.attempt == record.attempt]
+    """Return what `by_attempt` does of one attempt."""
+    return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:

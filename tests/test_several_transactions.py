@@ -743,6 +743,22 @@ async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(se
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_cancelled_earlier_attempt_of_another_content_keeps_nothing_from_being_sent(
+    service: FakeService,
+) -> None:
+    """The repeated POST of a cart was cancelled; the cart has changed since, and would be refused for ever."""
+    lagging(service, 5.0)
+    service.scripts = [posted(1, BUSY), refuses(5, status=401)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        await error_of(payclient.UnauthorizedError, tracker.sale(sale(tax=100)))
+        await service.clock.advance(10)
+        service.decide("Cancelado")
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale(tax=100)), match="wait until it has")
+        await service.clock.advance(340)
+        assert (await tracker.sale(sale(tax=100))).state is State.PENDING
+
+
 async def test_the_history_is_read_once_for_all_earlier_attempts(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

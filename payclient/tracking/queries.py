@@ -353,8 +353,11 @@ class Refusals:
             queried_id = None if own_source else candidate_id
             if report is None:
                 continue
-            if find_mismatch(
-                before, report, must_name_ours=candidate_id is not None, candidate_id=queried_id
+            # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
+            ours = [before, *doubted] if report.state == "Cancelado" else [before]
+            by_id = candidate_id is not None
+            if all(
+                find_mismatch(each, report, must_name_ours=by_id, candidate_id=queried_id) for each in ours
             ):
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it

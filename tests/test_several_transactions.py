@@ -527,6 +527,18 @@ async def test_a_refused_sale_that_was_found_pending_is_queried_once_its_custome
         assert len(service.queries) == 2
 
 
+async def test_a_refused_sale_that_stays_pending_is_not_queried_for_ever(service: FakeService) -> None:
+    """A service that says Pendiente of what nobody answered would be asked every five minutes for years."""
+    service.scripts = [posted(1, refuses(22))]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await service.clock.advance(1000)
+        asked = len(service.queries)
+        await service.clock.advance(86400)
+        assert len(service.queries) == asked
+
+
 async def refused_and_found_later(service: FakeService, tracker: payclient.Tracker, says: Script) -> None:
     """The first of two POSTs created, the index lagged, and the customer has paid since."""
     lagging(service, 10)

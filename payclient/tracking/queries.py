@@ -103,8 +103,11 @@ class StatusQueries:
                 return None
             reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
-        if ask.record.state is State.REFUSED and reading.report and reading.report.state == "Pendiente":
-            self._poller.recheck(ask.record, after=self._policy.sale_window)  # when its customer has answered
+        # Once its customer has answered, also one of a request that was executed late.
+        late = ask.begun + self._policy.absent_after + self._policy.sale_window
+        is_pending = reading.report is not None and reading.report.state == "Pendiente"
+        if ask.record.state is State.REFUSED and is_pending and self._clock.monotonic() < late:
+            self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
 
     def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:

@@ -44,6 +44,7 @@ from fake_service import (
 )
 from payclient.events import Evidence, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock
@@ -441,6 +442,29 @@ async def test_a_notification_does_not_end_the_later_look_of_the_next_process(
         service.decide("Aceptado")
         service.instead = lambda path: None
         await service.clock.advance(700)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+async def test_a_permit_that_failed_does_not_end_the_look_at_an_earlier_attempt(service: FakeService) -> None:
+    """The ledger fails for a while: the second attempt is in no ledger, and would take no word of what is paid."""
+    lagging(service, 30)
+    failing = False
+    service.scripts, ledger = [posted(1, BUSY)], FailingLedger(lambda name: failing)
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+
+        async def permit(record: Record) -> bool:
+            nonlocal failing
+            failing = True
+            raise payclient.LedgerUnavailableError("away")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ledger, "permit", permit)
+            await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
+        await service.clock.advance(20)
+        failing = False
+        service.decide("Aceptado")
+        await service.clock.advance(620)
         assert (await pending_of(tracker)).outcome.paid is True
 
 

@@ -423,10 +423,11 @@ class Refusals:
         is_planned = earlier is not None and earlier.recheck_at < math.inf
         if record.state is State.REFUSED and record.notified_at is not None:
             self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if record.kind == "sale":
-            if is_planned or (isinstance(error, RefusedError) and self.says_exists(error)):
-                # The service may list late what it says exists: query when its list has surely caught up.
-                self._poller.recheck(record, after=self._poller.policy.absent_after)
-            elif isinstance(error, RefusedError) and not record.state.decided:
-                # Not written yet: the ledger may have a notification of it.
-                self._poller.recheck(record, after=self._poller.policy.least_gap)
+        if record.kind != "sale" or not (isinstance(error, RefusedError) or record.state.decided):
+            return  # where the ledger failed the permit may not be there: the earlier attempt's look stays planned
+        if is_planned or (isinstance(error, RefusedError) and self.says_exists(error)):
+            # The service may list late what it says exists: query when its list has surely caught up.
+            self._poller.recheck(record, after=self._poller.policy.absent_after)
+        elif not record.state.decided:
+            # Not written yet: the ledger may have a notification of it.
+            self._poller.recheck(record, after=self._poller.policy.least_gap)

@@ -517,6 +517,21 @@ async def test_a_notification_is_confirmed_though_somebody_forged_it_before(
     assert service.confirmed == {5001}
 
 
+@pytest.mark.parametrize("said", ["no such transaction", "another's"])
+async def test_a_forged_notification_that_is_repeated_is_written_and_logged_once(
+    service: FakeService, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    """It names the form once a second for as long as anybody likes."""
+    another = {"transactionId": 777, "clientTransactionId": "another", "transactionStatus": "Approved"}
+    service.confirm_scripts = [lambda: answer(200, another)] * 100 if said == "another's" else []
+    async with prepared(service) as tracker:
+        for _ in range(100):
+            await tracker.notify(hint(777, "form-1"))
+            await service.clock.advance(1)
+        assert (await events_of(service.ledger, "form-1")).count("Conflicted") == 1
+    assert sum("is not ours" in each for each in caplog.messages) == (said == "another's")
+
+
 async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService) -> None:
     service.confirm_scripts = [reset] * 3
     async with prepared(service, BLIND) as tracker:

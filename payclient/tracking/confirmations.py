@@ -30,7 +30,7 @@ from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import unconfirmed_ids
+from payclient.tracking.recovery import is_noted, unconfirmed_ids
 from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class Confirmer:
         if current.declined and self._confirm_others(form, reading.report):
             return False
         form.report = reading.report or form.report
-        if reading.conflict is not None:
+        if reading.conflict and not await is_noted(self._asks.ledger, form.record, reading.events):
             what = f"a confirmation is not ours: {reading.conflict}"
             log("error", "confirmation_conflicted", form.record.client_transaction_id, "%s", what)
         form.record = await self._poller.queries.write(form.record, reading)
@@ -345,5 +345,8 @@ class Confirmer:
         drops = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
         dropped = current.transaction_id if drops else None
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
+        with suppress(LedgerError):  # a forged notification may come again and again: it is written once
+            if dropped is None and await is_noted(self._asks.ledger, form.record, [event]):
+                return True
         form.record = await self._asks.write(form.record, event)
         return True

@@ -98,6 +98,9 @@ class SharedLedger(MemoryLedger):
         self.rate[0] = begin + gap
         return begin - self._now()
 
+    async def note_overpaid(self, at: float) -> None:
+        """Nothing: this ledger writes that with the payment."""
+
     async def pause(self, seconds: float) -> None:
         self.rate[0] = max(self.rate[0], self._now() + seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from unittest.mock import AsyncMock
 
 import asyncpg
@@ -18,7 +18,9 @@ from fake_ledgers import SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
+    alarms,
     events_of,
+    form,
     hint,
     lost_answer,
     pending_of,
@@ -31,6 +33,7 @@ from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
 from payclient.events import Created, Event
+from payclient.ledger import batch
 from payclient.ledger.postgres import PostgresLedger
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
@@ -305,6 +308,45 @@ async def test_another_takes_over_what_died(service: FakeService, pair: tuple[Wo
     service.decide("Aceptado")
     assert (await passing(service, waiting)).paid is True
     assert second.queries >= 1
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["another lives", "the next one"])
+async def test_twice_paid_is_said_though_its_process_died(
+    service: FakeService,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lives: bool,
+) -> None:
+    """Killed right after the commit of the second payment, once by whoever is there next; three payments count, too."""
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
+    async with working(service, url) as first, AsyncExitStack() as stack:
+        if lives:
+            await stack.enter_async_context(working(service, url))
+        for number in range(3):
+            one, other = f"order-{number}", f"order-{number}-2"
+            await first.tracker.prepare(form(f"form-{number}"), purchase=one)
+            push = await first.tracker.sale(sale(other), purchase=one, beside_open_form=True)
+            service.pay(f"form-{number}", 5000 + number, state="Aceptado")
+            assert (await (await first.find(f"form-{number}")).check()).paid is True
+            if number < 2:
+                with monkeypatch.context() as killed:
+                    killed.setattr(batch, "_note_overpaid", AsyncMock())
+                    service.decide("Aceptado", 1000 + 2 * number)
+                    await push.check()
+        if not lives:
+            await stack.enter_async_context(working(service, url))
+
+        async def said() -> bool:
+            return sum(each.event == "Overpaid" for each in await first.ledger.changes()) >= 2
+
+        await until(said)
+        await asyncio.sleep(0.2)  # several rounds of all
+        found = [
+            each.client_transaction_id for each in await first.ledger.changes() if each.event == "Overpaid"
+        ]
+        assert found == ["order-0-2", "order-1-2"]
+        assert len({each for each in alarms(caplog) if "its purchase also by" in each}) == 2
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,9 @@ class Shared(Ledger, Protocol):
         A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
         """
 
+    async def note_overpaid(self, at: float) -> None:
+        """Write that a purchase was paid twice where a process ended between the second payment and that."""
+
     async def reserve(self, gap: float) -> float:
         """Reserve a query in the rate of all processes, with `gap` seconds behind it; return the seconds until it."""
 

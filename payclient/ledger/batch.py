@@ -272,9 +272,25 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
         each = payments.get((record.client_transaction_id, record.attempt))
         if each is None or each.event is None:
             continue
-        if also_paid := overpaid(asks, each.record, record, each.event.at):
-            noted = advance(record, also_paid)
-            with suppress(*database.value_faults):
-                inserted = await database.insert([], [change_row(record, also_paid, noted)])
-                if inserted and record == each.answer:  # no later write has changed it
-                    each.answer = noted
+        noted = await _note(database, overpaid(asks, each.record, record, each.event.at), record)
+        if noted is not None and record == each.answer:  # no later write has changed it
+            each.answer = noted
+
+
+async def _note(database: Database, also_paid: Event | None, record: Record) -> Record | None:
+    """Write the event, if there is one, and return the record after it; None where it was not written."""
+    if also_paid is not None:
+        noted = advance(record, also_paid)
+        with suppress(*database.value_faults):
+            if await database.insert([], [change_row(record, also_paid, noted)]):
+                return noted
+    return None
+
+
+async def note_unsaid(database: Database, at: float) -> None:
+    """Write `Overpaid` where a payment was followed by none, since its process ended, or another write came between."""
+    newest = {purchase: identifier for identifier, purchase in await database.fetch("unsaid", ())}
+    _, rows = await database.look_up((), list(newest))
+    for purchase, asks in grouped(rows, "purchase").items():
+        record = [each for each in asks if each.client_transaction_id == newest[purchase]][-1]
+        await _note(database, overpaid(asks, attrs.evolve(record, state=State.PENDING), record, at), record)

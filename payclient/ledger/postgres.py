@@ -17,7 +17,7 @@ import asyncpg
 
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
+from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
 from payclient.ledger.postgres_connection import (
     FAULTS,
     POLL,
@@ -287,6 +287,9 @@ class PostgresLedger(StoredLedger):
 
     async def pause(self, seconds: float) -> None:
         await self._read("pause", seconds)
+
+    async def note_overpaid(self, at: float) -> None:
+        await self.work(partial(note_unsaid, at=at))
 
     async def aclose(self) -> None:
         is_usable = os.getpid() == self._process and asyncio.get_running_loop() is self._writer.loop

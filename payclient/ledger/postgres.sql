@@ -456,6 +456,20 @@ SELECT cursor, client_transaction_id FROM (SELECT * FROM payclient.changes ORDER
 JOIN payclient.open_attempts USING (attempt_id) JOIN payclient.attempts ON id = attempt_id
 WHERE event IN ('Notified', 'Returned')
 
+-- Payments beside another one of their purchase, as far as they are in the newest changes, after which no ask of it was
+-- said to be paid twice; the newest last. What costs more is looked at for fewer, whatever a plan would rather do.
+-- name: unsaid
+SELECT client_transaction_id, purchase
+FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 100000) AS c
+JOIN payclient.attempts AS a ON id = attempt_id
+WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE
+    WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false
+    WHEN (SELECT count(*) FROM payclient.live_records
+        WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing')) < 2 THEN false
+    ELSE (SELECT count(*) FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+        WHERE purchase = a.purchase AND event = 'Overpaid' AND cursor > c.cursor) = 0 END
+ORDER BY cursor
+
 -- Who follows what. All times are the database's own.
 
 -- name: claim_due

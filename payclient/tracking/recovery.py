@@ -12,7 +12,7 @@ import orjson
 from payclient.clock import sleep
 from payclient.errors import LedgerError
 from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
-from payclient.ledger import Change, Ledger
+from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
@@ -91,9 +91,14 @@ async def look_back(poller: Poller) -> None:
 
 
 async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
-    """Confirm the abandoned forms of so many seconds, and plan one more query of each other attempt that needs it."""
+    """Confirm the abandoned forms of so many seconds, and plan one more query of each other attempt that needs it.
+
+    First write which purchases were paid twice, where a process ended before it wrote that.
+    """
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     can_query = poller.policy.can_query and not forms_only
+    if isinstance(ledger, Shared):
+        await ledger.note_overpaid(now)
     if not confirmer.confirms and not can_query:
         return
     async for record in unpaid_since(ledger, now - seconds):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import (
     FakeService,
     Scripted,
@@ -19,6 +20,7 @@ from fake_service import (
     error_of,
     lost_answer,
     outcome_of,
+    pending_of,
     refuses,
     sale,
     tracking,
@@ -194,6 +196,24 @@ async def test_a_sale_that_is_refused_at_once(exported: Exported) -> None:
     (whole,) = [span for span in exported.spans() if span.name == "payclient sale"]
     assert (whole.attributes["payclient.state"], len(whole.events)) == ("refused", 1)
     assert (point[0], point[1].count) == (labels(payclient__kind="sale", payclient__state="refused"), 1)
+
+
+async def test_a_sale_of_several_processes(service: FakeService, exported: Exported) -> None:
+    """It is counted once, in the process that follows it, whichever others wait for it or find its end."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+        exported.instrument(first)
+        exported.instrument(second)
+        waited, checked = await first.sale(sale()), await first.sale(sale("order-18", phone="0984111333"))
+        waiting = asyncio.ensure_future((await pending_of(second)).wait())
+        await service.clock.advance(1)
+        service.decide("Aceptado")
+        service.decide("Aceptado", 1001)
+        assert (await (await pending_of(second, "order-18")).check()).paid is True
+        assert (await outcome_of(service, waited)).paid is (await waiting).paid is True
+        assert (await outcome_of(service, checked)).paid is True
+    (point,) = exported.points("payclient.decision.duration").values()
+    assert (point.count, len([each for each in exported.spans() if each.name == "payclient sale"])) == (2, 2)
 
 
 async def never(_: payclient.TransactionRef) -> None:

@@ -265,7 +265,7 @@ class OpenAsks:
             return
         self._begin_anew(ask, before, record)
         self.touch()
-        if self.on_change is not None:
+        if self.on_change is not None and not ask.elsewhere:  # else the process that follows it is called
             self.on_change(before, record)
         if record.state.decided:
             self.policy.note_decision(before, record)

@@ -22,6 +22,7 @@ from fake_service import (
     lost_answer,
     lost_request,
     outcome_of,
+    sale,
     selling,
 )
 from payclient.notifications import is_notification_key
@@ -234,6 +235,13 @@ def test_an_address_is_of_one_sale_and_one_secret(identifier: str) -> None:
     assert not is_notification_key(key[1], identifier, b"another secret of ours")
     assert not is_notification_key(key[1][:-1], identifier, SECRET.encode())
     assert not is_notification_key("ñ" + key[1], identifier, SECRET.encode())
+
+
+def test_an_id_that_cannot_be_sent_is_for_the_request_to_refuse() -> None:
+    """It was a UnicodeEncodeError, with the secret among the local variables of its frames."""
+    url = payclient.notification_url("https://shop.example/notify", "order-\ud800", SECRET)
+    with pytest.raises(payclient.InvalidRequestError):
+        sale("order-\ud800", response_url=url)
 
 
 @pytest.mark.parametrize("secret", ["", "too short", b"fifteen bytes..", None, 17])

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import traceback
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -228,10 +229,13 @@ async def test_fastapi_is_a_starlette(service: FakeService) -> None:
 
 
 async def test_without_a_tracker_it_says_what_is_missing() -> None:
-    """A mistake of the app's is no secret."""
-    route = payclient.web.starlette.notification_route("/notify")
-    with pytest.raises(payclient.UsageError, match="tracker_lifespan"):
-        await ask(Starlette(routes=[route]), "GET", "/notify")
+    """A mistake of the app's is no secret; its secret is, also to an error tracker, which shows local variables."""
+    route = payclient.web.starlette.notification_route("/notify", secret=SECRET)
+    with pytest.raises(payclient.UsageError, match="tracker_lifespan") as caught:
+        await ask(Starlette(routes=[route]), "GET", "/notify/key")
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)]
+    assert {"own", "key"} <= set().union(*frames)
+    assert SECRET not in repr(frames)
 
 
 async def test_a_slow_or_failing_on_receipt_holds_nobody(

@@ -16,6 +16,7 @@ from payclient.errors import InvalidNotificationError
 from payclient.logs import Log
 from payclient.models import Notification
 from payclient.notifications import MAX_SIZE, Receipt, check_secret, is_notification_key, parse_notification
+from payclient.secret import Secret
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import ASSETS, Language, Page, make_answer, make_json, redirect_page, sale_status
@@ -60,7 +61,8 @@ class Routes(Generic[_Request, _Response, _Route]):
 
         With a `secret`, `path` is the path of the `base` that is given to `notification_url(base, ..., secret)`.
         """
-        own = None if secret is None else check_secret(secret)
+        # Error trackers show the variables of an inner function, too.
+        own = None if secret is None else Secret(check_secret(secret))
 
         async def receive(request: _Request, key: str) -> Page:
             await _take(self.tracker_of(request), own, on_receipt, key, *self.read(request))
@@ -120,7 +122,7 @@ class Routes(Generic[_Request, _Response, _Route]):
 
 async def _take(
     tracker: Tracker,
-    secret: bytes | None,
+    secret: Secret[bytes] | None,
     on_receipt: OnReceipt | None,
     key: str,
     query: str,
@@ -134,7 +136,7 @@ async def _take(
             content = await _read(body)
             notification = parse_notification(query=query, body=content, content_type=content_type)
             identifier = notification.client_transaction_id
-            if secret is not None and not is_notification_key(key, identifier, secret):
+            if secret is not None and not is_notification_key(key, identifier, secret.reveal()):
                 return
             receipt = await tracker.notify(notification)
             if on_receipt is not None:

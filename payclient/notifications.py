@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import attrs
-import orjson
 
+from payclient.answers import BOM, parse_json
 from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
@@ -168,7 +168,8 @@ def _read_query(query: str | Mapping[str, str], body_size: int = 0) -> Iterable[
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=50, errors="strict")
+        # Another program's parameters may be in another encoding; an id in one is refused.
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=50, errors="surrogateescape")
     except ValueError:
         raise InvalidNotificationError("the parameters cannot be read") from None
 
@@ -178,19 +179,13 @@ def _body(body: bytes, content_type: str) -> Iterable[tuple[str, str]]:
     kind = content_type.partition(";")[0].strip().lower()
     if not body.strip() or kind.startswith("multipart/"):
         return ()
-    if kind.endswith("json") or body.lstrip()[:1] == b"{":
+    if kind.endswith("json") or body.removeprefix(BOM).lstrip()[:1] == b"{":
         return _object(body)
-    try:
-        return _pairs(body.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InvalidNotificationError("the body must be text") from None
+    return _pairs(body.decode("utf-8", "surrogateescape"))
 
 
 def _object(body: bytes) -> list[tuple[str, str]]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise InvalidNotificationError("the body must be JSON") from None
+    data = parse_json(body)
     if not isinstance(data, dict):
         raise InvalidNotificationError("the body must be a JSON object")
     # An id may come as a number; `true` is not one.

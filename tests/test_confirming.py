@@ -129,6 +129,12 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) ->
     assert service.confirms == {5001: 1}
 
 
+async def test_other_parameters_may_be_in_another_encoding(service: FakeService) -> None:
+    """The return was refused, and the payment reversed where nothing else found it."""
+    async with prepared(service) as tracker:
+        assert (await tracker.returned(f"?shop=Jos%E9&{service.pay('form-1')[1:]}")).paid is True
+
+
 async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_too(service: FakeService) -> None:
     """The status query finds it paid, which is not enough: it would be reversed."""
     async with prepared(service) as tracker:

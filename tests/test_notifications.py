@@ -45,12 +45,15 @@ Receipt, State = payclient.Receipt, payclient.State
         {"body": urlencode(IDS).encode(), "content_type": None},
         {"body": json.dumps(IDS).encode(), "content_type": "application/json; charset=utf-8"},
         {"body": json.dumps({"id": 1000, "clientTransactionId": "order-17", "other": None}).encode()},
+        {"body": b"\xef\xbb\xbf" + json.dumps(IDS).encode()},
+        {"query": urlencode(IDS) + "&shop=Jos%E9&msg=est\udce1"},
+        {"body": urlencode(IDS).encode() + b"&shop=Jos\xe9"},
         {"query": "id=1000", "body": b"clientTransactionID=order-17"},
         {"query": urlencode(IDS), "body": urlencode(IDS).encode()},
     ],
 )
 def test_both_ids_are_read_however_they_are_delivered(delivery: dict[str, object]) -> None:
-    """The document shows no method and no encoding (§6): query, form and JSON, any letter case."""
+    """The document shows no method and no encoding (§6): query, form and JSON, any letter case; others stand beside."""
     assert payclient.parse_notification(**delivery) == EXPECTED  # type: ignore[arg-type]  # each a keyword
 
 

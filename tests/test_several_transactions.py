@@ -21,6 +21,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     Gate,
+    Held,
     Script,
     alarms,
     answer,
@@ -422,6 +423,41 @@ async def test_a_later_refusal_does_not_end_the_look_at_an_earlier_one(
         await service.clock.advance(700)
         found = await pending_of(tracker)
         assert (found.state, found.transaction_id, len(service.queries)) == (State.ACCEPTED, 1000, 3)
+
+
+@EXISTS
+async def test_a_later_refusal_of_another_process_does_not_end_the_look(
+    service: FakeService, says: Script
+) -> None:
+    """The process that planned the look finds the newer attempt, refused as well, and queries that one."""
+    lagging(service, 300)
+    service.scripts, ledger = [posted(1, says), refuses(5, status=401)], MemoryLedger()
+    async with tracking(service, ledger) as tracker, tracking(service, ledger) as another:
+        for each in (tracker, another):
+            await error_of(payclient.PayError, each.sale(sale()))
+        service.decide("Aceptado")
+        await service.clock.advance(700)
+        found = await pending_of(tracker)
+        assert (found.state, found.attempt, found.transaction_id) == (State.ACCEPTED, 2, 1000)
+
+
+@EXISTS
+async def test_a_later_attempt_on_its_way_does_not_end_the_look(service: FakeService, says: Script) -> None:
+    """It is due while the newer one waits for its answer, which refuses that one for itself."""
+    lagging(service, 599)
+    held = Held(refuses(5, status=401))
+    service.scripts = [posted(1, says), held]
+    async with tracking(service) as tracker:
+        await error_of(payclient.PayError, tracker.sale(sale()))
+        await service.clock.advance(598)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(error_of(payclient.UnauthorizedError, tracker.sale(sale())))
+            await held.there.wait()
+            service.decide("Aceptado")
+            await service.clock.advance(5)
+            held.go.set()
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
 
 
 @EXISTS

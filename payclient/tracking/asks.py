@@ -242,11 +242,14 @@ class OpenAsks:
     def learn(self, ask: Followed, newest: Record) -> bool:
         """Take the ledger's newest record of the ask's id, and return whether it says anything new."""
         is_news = (newest.attempt, newest.version) > (ask.record.attempt, ask.record.version)
-        if newest.attempt > ask.record.attempt:
+        was_decided = ask.record.state.decided
+        if newest.attempt > ask.record.attempt and not (was_decided and newest.state.decided):
             # Another process proved that this attempt created nothing, and sent a newer one: follow the newer one.
             self.drop(ask)
             self.wake(ask, exhausted=True)
-            self.follow(newest)
+            newer = self.follow(newest)
+            if newer is not None and was_decided:  # the query that was planned of it is made later
+                newer.recheck_at = self.clock.monotonic() + self.policy.absent_after
         elif is_news:
             self.update(ask, newest)
         return is_news

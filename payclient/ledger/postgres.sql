@@ -460,7 +460,7 @@ WHERE event IN ('Notified', 'Returned')
 -- said to be paid twice; the newest last. What costs more is looked at for fewer, whatever a plan would rather do.
 -- name: unsaid
 SELECT client_transaction_id, purchase
-FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 100000) AS c
+FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
 JOIN payclient.attempts AS a ON id = attempt_id
 WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE
     WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -274,6 +275,24 @@ async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(servic
         await error_of(payclient.OutcomeUnknownError, tracker.prepare(request("first")))
         await error_of(payclient.CustomerBusyError, tracker.prepare(request("second")))
     assert await events_of(service.ledger, "first") == ["Permitted", "Lost"]
+
+
+async def test_a_form_that_is_prepared_costs_no_look_at_dead_links(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion of nothing writes and commits, by the writer that grants the permits; others die before its links."""
+    async with tracking(service) as tracker:
+        await tracker.prepare(request("form-0"))
+        await service.clock.advance(1)
+        drop_links = AsyncMock(wraps=service.ledger.drop_links)
+        monkeypatch.setattr(service.ledger, "drop_links", drop_links)
+        for number in range(1, 10):
+            await tracker.prepare(request(f"form-{number}"))
+            await service.clock.advance(1)
+        assert not drop_links.await_count
+        await service.clock.advance(1300)
+        assert drop_links.await_count
+        assert await service.ledger.links("form-9", 0.0) == {}
 
 
 async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: FakeService) -> None:

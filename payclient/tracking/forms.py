@@ -135,8 +135,10 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = lifetime
         self._keeps = keeps
-        #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links may be the next to die.
+        #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
         self._changed = asyncio.Event()
+        #: When links die next; None where none do, as far as is known.
+        self._until: float | None = None
         asks.on_form_decided = self._changed.set
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
@@ -149,23 +151,25 @@ class KeptLinks:
             await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
         except LedgerError as error:
             self._asks.late.failed(error)
-        self._changed.set()
+        if self._until is None or until < self._until:
+            self._changed.set()
 
     async def delete_dead(self) -> None:
         """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept."""
         clock = self._asks.clock
         while True:
             self._changed.clear()
+            self._until = None
             try:
-                until = await self._asks.ledger.drop_links(clock.time())
+                self._until = await self._asks.ledger.drop_links(clock.time())
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
-                until = clock.time() + AGAIN
-            if until is None:
+                self._until = clock.time() + AGAIN
+            if self._until is None:
                 await self._changed.wait()
             else:
                 with suppress(TimeoutError):
-                    await within(clock, max(until - clock.time(), 0.0), self._changed.wait())
+                    await within(clock, max(self._until - clock.time(), 0.0), self._changed.wait())
 
 
 class Forms:

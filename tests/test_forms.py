@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,7 @@ from fake_service import (
     LINKS,
     PROFILE,
     FakeService,
+    Held,
     answers,
     error_of,
     events_of,
@@ -127,6 +129,24 @@ async def test_a_cancelled_caller_leaves_the_form_to_the_others(service: FakeSer
         assert (await second).payment_id == "P1"
         assert first.cancelled()
         assert len(service.prepared) == 1
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_not_logged(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio logged it with its traceback, and with the service's message, in which a phone may stand."""
+    service.scripts = [held := Held(refuses(21))]
+    async with tracking(service) as tracker:
+        gone = asyncio.create_task(tracker.live_form("cart", request))
+        await asyncio.wait_for(held.there.wait(), 10)
+        gone.cancel()
+        held.go.set()
+        for _ in range(50):
+            await asyncio.sleep(0)  # it is refused
+        assert await several(tracker, 1) == {"P1"}
+        del gone
+        gc.collect()
+    assert "asyncio" not in {each.name for each in caplog.records}
 
 
 async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FakeService) -> None:

@@ -13,7 +13,7 @@ from itertools import count
 import attrs
 import orjson
 
-from payclient.clock import sleep, start, within
+from payclient.clock import outlive, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
@@ -238,7 +238,7 @@ class Forms:
                     continue
                 task = self._start(key, free, make_request)
             try:
-                return await asyncio.shield(task)
+                return await outlive(task)
             except (RefusedError, DifferentRequestError, PurchaseOpenError) as error:
                 # Another process may have just prepared one, or prepares it: look again at what there is. The id may
                 # have been prepared before: twice on its way, or under a ledger that is gone.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ import pytest
 import payclient
 from cli_runs import wait_until
 from payclient import sync
-from payclient.simulator import Simulator, SimulatorThread
+from payclient.simulator import Fault, Simulator, SimulatorThread
 from ports import kept_port
 from postgres_server import PostgresServer
 from required import module
@@ -70,6 +70,12 @@ def test_two_preloaded_workers_over_one_postgresql(
     with serving(command, service.url, tmp_path, ledger=postgres.url(database)) as shop:
         shopping(service, shop.url, count=4)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
+        service.fail_next(Fault("refuse", error_code=21))
+        with closing(http.client.HTTPConnection(urlsplit(shop.url).netloc, timeout=60)) as connection:
+            connection.request("POST", "/pay/refused")
+            answer = connection.getresponse()
+        # The service's message may have markup in it.
+        assert (answer.status, answer.headers.get_content_type()) == (409, "text/plain")
         # A query may decide a sale before its notification is answered.
         wait_until(lambda: service.counts.notifications_sent == 4)
         page = request(shop.url, "/form/cart-1")[1]

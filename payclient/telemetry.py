@@ -28,12 +28,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from payclient import sync
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.session import Exchange
+from payclient.tracking.asks import OpenAsks
+from payclient.tracking.followup import Followed
 from payclient.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     )
     address = urlsplit(session.base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
+    # The gauges are of all trackers: of a name the SDK reads the first one alone.
+    observed = _observed.setdefault(metrics if meter_provider is None else meter_provider, [])
     #: By client transaction id, the states of an open ask, each with its time.
     states: dict[str, list[tuple[State, float]]] = {}
 
@@ -158,20 +163,24 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         counts = Counter(
             {(kind, state): 0 for kind in ("sale", "form") for state in State if not state.decided}
         )
-        counts.update((ask.record.kind, ask.record.state) for ask in asks.all() if not ask.elsewhere)
+        counts.update((ask.record.kind, ask.record.state) for _, ask in all_followed())
         for (kind, state), number in counts.items():
             yield metrics.Observation(number, {"payclient.kind": kind, "payclient.state": str(state)})
 
     def read_age(_: CallbackOptions) -> Iterable[Observation]:
-        records = (ask.record for ask in asks.all() if not ask.elsewhere)
-        unknown = [each.created_at for each in records if each.state is State.UNKNOWN]
-        yield metrics.Observation(max(clock.time() - min(unknown), 0.0) if unknown else 0.0)
+        unknown = [(each, ask) for each, ask in all_followed() if ask.record.state is State.UNKNOWN]
+        ages = [each.clock.time() - ask.record.created_at for each, ask in unknown]
+        yield metrics.Observation(max([0.0, *ages]))
+
+    def all_followed() -> Iterable[tuple[OpenAsks, Followed]]:
+        return ((each, ask) for each in set(observed) for ask in each.all() if not ask.elsewhere)
 
     hooks = (_Hook(session, "on_exchange", record_exchange), _Hook(asks, "on_change", record_change))
 
     def while_on(read: Callable[..., Iterable[Observation]]) -> Callable[..., Iterable[Observation]]:
-        return lambda options: read(options) if hooks[0].is_on and not asks.closed else ()
+        return lambda options: read(options) if any(not each.closed for each in observed) else ()
 
+    observed[:] = [*(each for each in observed if not each.closed), asks]
     for name, read, unit, what in (
         ("asks", read_asks, "1", "Asks that this process follows."),
         ("oldest_unknown.age", read_age, "s", "Age of the oldest unknown ask; 0 if there is none."),
@@ -181,8 +190,14 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     def stop() -> None:
         for hook in hooks:
             hook.stop()
+        if asks in observed:
+            observed.remove(asks)
 
     return stop
+
+
+#: By meter provider, the open asks of each tracker that is instrumented with it.
+_observed: WeakKeyDictionary[Any, list[OpenAsks]] = WeakKeyDictionary()
 
 
 def _present(attributes: dict[str, Any]) -> dict[str, Any]:

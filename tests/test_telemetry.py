@@ -216,6 +216,29 @@ async def test_a_sale_of_several_processes(service: FakeService, exported: Expor
     assert (point.count, len([each for each in exported.spans() if each.name == "payclient sale"])) == (2, 2)
 
 
+async def test_several_trackers_of_a_process(service: FakeService, exported: Exported) -> None:
+    """The gauges are those of all that are open; the SDK read the first tracker's alone, and after its end nobody's."""
+    pending = labels(payclient__kind="sale", payclient__state="pending")
+    async with tracking(service) as first:
+        exported.instrument(first)
+        await first.sale(sale())
+        async with tracking(service) as second:
+            stop = exported.instrument(second)
+            exported.instrument(second)()
+            await second.sale(sale("order-18", phone="0984111333"))
+            assert exported.points("payclient.asks")[pending].value == 2
+            stop()
+            assert exported.points("payclient.asks")[pending].value == 1
+    async with tracking(service, status=never) as third:
+        exported.instrument(third)
+        service.scripts = [lost_answer]
+        await third.sale(sale("order-19", phone="0984111444"))
+        assert exported.points("payclient.asks")[pending].value == 0
+        await service.clock.advance(7)
+        (age,) = exported.points("payclient.oldest_unknown.age").values()
+        assert age.value == 7.0
+
+
 async def never(_: payclient.TransactionRef) -> None:
     """A status source that fails."""
     raise ConnectionResetError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -19,18 +20,22 @@ from fake_ledgers import HookedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
+    Script,
     answer,
     error_of,
     form,
     held_by,
+    lost_request,
     outcome_of,
     pending_of,
     record_in,
+    refuses,
     sale,
     selling,
     tracking,
 )
 from payclient.events import FoundAccepted
+from payclient.profile import StatusProfile
 from payclient.schedule import phase
 from payclient.tracking import poller
 from payclient.tracking.poller import EXPIRIES_AT_ONCE
@@ -284,3 +289,27 @@ async def test_the_same_request_again_long_after_is_the_same_sale(service: FakeS
         assert (await tracker.sale(sale())).transaction_id == 1000
         await error_of(payclient.DifferentRequestError, tracker.sale(sale(tax=151)))
     assert service.posted == {"order-17": 1}
+
+
+@pytest.mark.parametrize("script", [lost_request, refuses(22, 2061)])
+async def test_no_turn_of_the_rate_is_for_a_sale_without_an_id_to_query_by(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By transaction id alone a lost or refused sale cannot be queried: it failed every 32 s, for ever, for nothing."""
+    by_its_id = StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    profile = attrs.evolve(PROFILE, status=by_its_id, queries_per_minute=30)
+    service = FakeService()
+    async with tracking(service, profile=profile) as tracker:
+        for number in range(20):
+            service.scripts = [script]
+            with suppress(payclient.CustomerBusyError):
+                await tracker.sale(sale(f"lost-{number}"))
+        await service.clock.advance(3600.0)
+        new = await tracker.sale(sale("new"))
+        await service.clock.advance(20.0)
+        assert new.transaction_id is not None
+        service.decide("Aceptado", new.transaction_id)
+        wait = asyncio.ensure_future(new.wait())
+        await service.clock.advance(3.0)
+        assert wait.done()
+        assert "ConfigurationError" not in caplog.text

@@ -247,6 +247,7 @@ class Policy:
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
+        self._by_any: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
         #: The share of recent answers of which a notification came.
@@ -271,6 +272,11 @@ class Policy:
         is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
         return record.kind == "sale" or self.by_client_id or is_reversal_found or not self.can_query
+
+    def has_id(self, record: Record) -> bool:
+        """Return whether a query of the ask has an id to go by: of one that was not created none may be known."""
+        is_named = record.kind == "sale" and any(each != DROPPED for each in record.candidate_ids)
+        return self.can_query and (self._by_any or is_named or record.transaction_id is not None)
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -334,7 +340,7 @@ class Policy:
             # A notification came before the answer to our POST.
             ask.notified_queries, ask.exhausted = 0, not self.can_query
             return AT_ONCE if self.can_query else expires
-        if not self.can_query:
+        if not self.has_id(record):
             # At the expiry, and once later for a late notification.
             end = expires if ask.exhausted else expires + LATE_NOTIFICATION * self.scale
             if now < end:

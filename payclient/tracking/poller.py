@@ -130,7 +130,7 @@ class Poller:
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
         """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
-        if not self.policy.can_query or self.asks.closed:
+        if not self.policy.has_id(record) or self.asks.closed:
             return
         newest = self.asks.find(record.client_transaction_id)
         if newest is not None and newest.record.attempt > record.attempt:
@@ -227,7 +227,7 @@ class Poller:
                 self.asks.plan(ask)
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
-        elif not policy.can_query:
+        elif not policy.has_id(ask.record):
             self.asks.plan(ask)
             if policy.is_over(ask, now):
                 self._to_expire.append(ask)
@@ -358,7 +358,7 @@ class Poller:
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
         was_just_queried = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
-        if was_just_queried or not self._may_query_now():
+        if was_just_queried or not (self._may_query_now() and self.policy.has_id(ask.record)):
             return None
         if ask.task is None:
             await self._wait_in_line(ask, FINAL, self.policy.total_timeout)

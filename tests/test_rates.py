@@ -96,6 +96,17 @@ async def test_a_check_within_the_rate_is_one_query_now() -> None:
 
 
 @in_virtual_time
+async def test_a_rate_slower_than_the_total_time_out_decides_a_declined_sale() -> None:
+    """Its second query waited for no longer than the total time-out: it was never made, its purchase held for ever."""
+    service = Service()
+    async with tracking(service, profile=attrs.evolve(CROWD, queries_per_minute=1)) as tracker:
+        pending = await tracker.sale(push("declined"))
+        service.truth["declined"] = (now() + 10.0, "Cancelado")
+        assert (await pending.wait()).paid is False
+        assert_rate_kept(service.made, rate=1)
+
+
+@in_virtual_time
 async def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
     service, ledger = Service(undecided=True), MemoryLedger()
     async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:

@@ -393,9 +393,12 @@ class Poller:
         is_paused = self.rate.is_paused(self.clock.monotonic())
         return self.policy.can_query and not self.asks.closed and not is_paused
 
-    async def wait_for_turn(self, patience: float) -> bool:
-        """Wait at most `patience` seconds until the rate allows a request. True: it may be made, and is counted."""
-        turn = Scheduled()
+    async def wait_for_turn(self) -> bool:
+        """Wait until the rate allows a request. True: it may be made, and is counted.
+
+        For the total time-out at most, and two requests, of which a caller makes every other one: a rate may be slower.
+        """
+        turn, patience = Scheduled(), self.policy.total_timeout + 2 * self.rate.gap
         try:
             return await self._wait_in_line(turn, CALLERS, patience)
         finally:

@@ -95,7 +95,7 @@ class StatusQueries:
             reading.is_about_ask &= report is said  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
             # Another transaction of the same client transaction id may be paid, or open.
-            answered = await self._poller.wait_for_turn(self._policy.total_timeout)
+            answered = await self._poller.wait_for_turn()
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
                 answered, report = await self._request(ask, by_client_id)
@@ -264,7 +264,7 @@ class Refusals:
         self._duplicates = poller.session.profile.duplicate_codes
 
     async def _wait_for_turn(self) -> None:
-        if not await self._poller.wait_for_turn(self._poller.policy.total_timeout):
+        if not await self._poller.wait_for_turn():
             raise NotSentError("a query could not be made in time by the rate")
 
     async def check_unchanged(self, refused: Sequence[Record]) -> None:

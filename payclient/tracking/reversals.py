@@ -41,7 +41,7 @@ async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bo
         return False
     if not policy.by_client_id:
         return True
-    if not await poller.wait_for_turn(policy.total_timeout):
+    if not await poller.wait_for_turn():
         return False
     try:
         report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)

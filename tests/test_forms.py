@@ -159,6 +159,32 @@ async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: 
         assert await several(tracker, 1) == {"P1"}
 
 
+async def test_a_form_more_costs_the_same_however_many_live(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a hundred forms looks at few of the others; those that are dead are dropped all the same."""
+    looked: list[payclient.PaymentForm] = []
+    is_live = payclient.PaymentForm.is_live
+
+    def note(form: payclient.PaymentForm, now: float) -> bool:
+        looked.append(form)
+        return is_live(form, now)
+
+    monkeypatch.setattr(payclient.PaymentForm, "is_live", note)
+    async with tracking(service) as tracker:
+        forms = [await tracker.prepare(request(f"form-{number}")) for number in range(100)]
+        assert len(looked) < 300
+        await service.clock.advance(601)
+        looked.clear()
+        await tracker.prepare(request("late"))
+        assert {each.client_transaction_id for each in looked} >= {
+            each.client_transaction_id for each in forms
+        }
+        looked.clear()
+        await tracker.prepare(request("later"))
+        assert {each.client_transaction_id for each in looked} == {"late", "later"}
+
+
 async def test_an_id_that_was_prepared_before_leads_to_a_form(service: FakeService) -> None:
     """Code 23 of a POST that was repeated on its way, or of a ledger that is gone: the next generation."""
     service.scripts = [refuses(23), refuses(23)]

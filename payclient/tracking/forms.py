@@ -202,9 +202,10 @@ class Forms:
         return form
 
     def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:
-        """Return the form that is known under the id, or make it known. Dead forms are dropped."""
+        """Return the form that is known under the id, or make it known. The oldest are dropped once they are dead."""
         now = self._clock.time()
-        self._known = {key: form for key, form in self._known.items() if form.is_live(now)}
+        while self._known and not self._known[oldest := next(iter(self._known))].is_live(now):
+            del self._known[oldest]
         form = PaymentForm(
             client_transaction_id=identifier,
             payment_id=result.payment_id,

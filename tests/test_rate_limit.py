@@ -114,8 +114,8 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
 def test_a_429_slows_down_what_keeps_a_known_rate() -> None:
     """From the seconds between two requests that the rate has, and not from those of a service without one."""
     limit = RateLimit(30)
-    limit.rate_limited(10.0, 9.0, 1.0)
-    assert limit.gap == 4.0
+    limit.rate_limited(10.0, 9.0, None)
+    assert (limit.gap, limit.ready_at()) == (4.0, 14.0)
     for _ in range(2):
         limit.note_success(11.0)
     assert limit.gap == 2.0

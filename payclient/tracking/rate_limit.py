@@ -14,7 +14,8 @@ from payclient.tracking.followup import Followed, Scheduled
 #: Seconds between requests after the first 429 where no rate is known.
 FIRST_SLOWDOWN = 0.1
 
-#: The pause after a 429 without a `Retry-After`, in units of the seconds between requests, and at most, in seconds.
+#: The pause after a 429 without a `Retry-After` where no rate is known, in units of the seconds between requests, and
+#: at most, in seconds.
 PAUSE, MOST_PAUSE = 10.0, 10.0
 
 #: Requests over which the present rate is measured.
@@ -99,7 +100,7 @@ class RateLimit:
             self._slowdown = min(max(2 * before, FIRST_SLOWDOWN), backoff.most_slowdown)
             self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:
-                by_slowdown = min(PAUSE * self._slowdown, MOST_PAUSE)
+                by_slowdown = self._slowdown if self._known_gap else min(PAUSE * self._slowdown, MOST_PAUSE)
                 pause = by_slowdown if backoff.pause is None else backoff.pause
         if pause is not None:
             self.pause(now, pause)

@@ -27,6 +27,7 @@ from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresDatabase, PostgresLedger
 from payclient.ledger.postgres_connection import Server
+from payclient.ledger.records import read_statements
 from payclient.lifecycle import Record, State
 from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
@@ -802,3 +803,25 @@ async def test_closing_as_the_listeners_connection_is_lost(turns: int) -> None:
         await asyncio.sleep(0)
     async with asyncio.timeout(5):
         await listener.aclose()
+
+
+async def test_who_looks_for_payments_beside_another_reads_the_changes_of_one_purchase(
+    postgres: PostgresServer,
+) -> None:
+    """Whatever a plan would rather do that knows nothing of the tables, as after a copy: it holds up the permits."""
+    database = await postgres.database()
+    async with opened(postgres.url(database)):
+        pass
+    rows = """DO $$ BEGIN
+        SET LOCAL session_replication_role = replica;
+        INSERT INTO payclient.attempts
+        SELECT 6 * n, 1, 1, n, NULL, 1, 1, false, n, 'sale', '', '', '', 'USD', n FROM generate_series(1, 4000) AS n;
+        INSERT INTO payclient.changes
+            (cursor, attempt_id, at, version, event, evidence, before, after, state_evidence)
+        SELECT 6 * n + k, 6 * n, n, k, 'Notified', '', 'sending', 'sending', ''
+        FROM generate_series(1, 4000) AS n, generate_series(1, 5) AS k;
+    END $$"""
+    await postgres.execute(database, rows)
+    plan = await postgres.execute(database, f"EXPLAIN {read_statements('postgres.sql')['unsaid']}")
+    # The scan of the newest ones is the first, without a number.
+    assert not [line for (line,) in plan if "Seq Scan on changes changes_" in line]

@@ -466,8 +466,10 @@ WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND 
     WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false
     WHEN (SELECT count(*) FROM payclient.live_records
         WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing')) < 2 THEN false
-    ELSE (SELECT count(*) FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
-        WHERE purchase = a.purchase AND event = 'Overpaid' AND cursor > c.cursor) = 0 END
+    ELSE (SELECT count(*) FROM payclient.attempts AS ask, LATERAL (
+            SELECT FROM payclient.changes
+            WHERE attempt_id = ask.id AND event = 'Overpaid' AND cursor > c.cursor OFFSET 0  -- by the attempt alone
+        ) AS said WHERE purchase = a.purchase) = 0 END
 ORDER BY cursor
 
 -- Who follows what. All times are the database's own.

@@ -106,10 +106,10 @@ async def test_a_body_without_end_is_not_read(tracker: payclient.Tracker) -> Non
         await sent(url, "Content-Length: 1000000000\r\n", b"x" * 20_000, whole=False)
 
 
-async def sent(url: str, head: str, body: bytes, *, whole: bool = True) -> None:
+async def sent(url: str, head: str, body: bytes, *, whole: bool = True, query: str = HINT) -> None:
     """Send a notification over a connection of its own; the answer is 200."""
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
-    writer.write(f"POST /below/notify{HINT} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body)
+    writer.write(f"POST /below/notify{query} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     with suppress(ConnectionError):
         await reader.read() if whole else None
@@ -151,6 +151,22 @@ async def test_a_small_compressed_notification_is_read_by_aiohttp(tracker: paycl
             async with session.post(f"{url}/notify", data=body, headers=headers) as response:
                 assert response.status == 200
     assert [receipt for _, receipt in heard.told] == [Receipt.MATCHED, Receipt.DUPLICATE]
+
+
+async def test_a_middleware_may_read_the_body_first(tracker: payclient.Tracker) -> None:
+    """As one that logs requests does. With aiohttp the notification was answered, and dropped."""
+
+    @web.middleware
+    async def read(request: web.Request, handler: Any) -> web.StreamResponse:
+        await request.text()
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    heard, body = Heard(), HINT[1:].encode()
+    routes = [AIOHTTP.notification_route("/notify", on_receipt=heard)]
+    async with aiohttp_app(tracker, routes, read) as url:
+        await sent(url, f"Connection: close\r\nContent-Length: {len(body)}\r\n", body, query="")
+    assert heard.told == [("order-17", Receipt.MATCHED)]
 
 
 async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch) -> None:

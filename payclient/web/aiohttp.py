@@ -54,7 +54,13 @@ def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> 
 
 def _read(request: web.Request) -> tuple[str, str, AsyncIterable[bytes]]:
     content_type = request.headers.get("Content-Type", "")
-    return request.rel_url.raw_query_string, content_type, request.content.iter_any()
+    return request.rel_url.raw_query_string, content_type, _blocks(request)
+
+
+async def _blocks(request: web.Request) -> AsyncIterator[bytes]:
+    async for block in request.content.iter_any():
+        yield block
+    yield await request.read()  # a middleware may have read the body, which the stream has no more
 
 
 _routes = Routes(tracker_of, page_response, _route, _read)

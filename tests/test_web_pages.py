@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator
 from html import escape
 from typing import Any
@@ -114,6 +115,14 @@ def test_an_unsafe_link_is_an_error_and_never_a_redirect(url: str) -> None:
     with pytest.raises(payclient.ConfigurationError) as caught:
         redirect_page(link(url), now=1001.0)
     assert "example" not in str(caught.value)
+
+
+def test_wrong_assets_are_an_error_that_shows_no_link() -> None:
+    """Nor do its frames, whose local variables an error tracker sends."""
+    with pytest.raises(payclient.ConfigurationError, match="assets") as caught:
+        redirect_page(link(), now=1001.0, assets="//cdn.example/")
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)][1:]  # but the test's own
+    assert "pay.example" not in repr(frames)
 
 
 def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:

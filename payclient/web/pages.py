@@ -174,6 +174,8 @@ def redirect_page(
     and for another language.
     """
     texts = texts_of(language)
+    if assets is not None:
+        check_address(assets, "assets")  # here, where no local variable holds the link
     if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
         raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):

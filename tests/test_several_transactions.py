@@ -404,6 +404,30 @@ async def test_an_index_that_lags_corrects_the_refusal_later(
 
 
 @EXISTS
+@pytest.mark.parametrize("fails", [0, 1, 3, 40])
+@pytest.mark.parametrize("named", [[77], [77, 78], [77, 78, 79]], ids=len)
+async def test_no_forged_hint_is_looked_at_instead_of_what_is_listed_late(
+    service: FakeService, says: Script, named: list[int], fails: int
+) -> None:
+    """However many were named, the look at `absent_after` goes by our own id, also where it is made once more."""
+    lagging(service, 300)
+    service.scripts = [posted(1, says)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        if fails > 3:  # from the hint until after `absent_after`
+            service.status_scripts = [reset] * fails
+        for number in named:
+            await service.clock.advance(20)
+            await tracker.notify(hint(number))
+        await service.clock.advance(500 - 20 * len(named))
+        if fails <= 3:
+            service.status_scripts = [reset] * fails
+        await service.clock.advance(2000)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
+@EXISTS
 @pytest.mark.parametrize("between", [refuses(5, status=401), seen_dead], ids=["401", "dead"])
 @pytest.mark.parametrize("way", ["here", "in the next process"])
 async def test_a_later_refusal_does_not_end_the_look_at_an_earlier_one(

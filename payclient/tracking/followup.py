@@ -202,6 +202,8 @@ class Followed(Scheduled):
         """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
         self.recheck_soon = self.record.state.decided
+        if self.recheck_soon:
+            self.by_client_id_next = candidate_id is None  # by the same id as before
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 

@@ -143,7 +143,7 @@ class Poller:
             if ask.slot is None and ask.task is None:
                 self.asks.due.put(ask, ask.recheck_at)
         elif not ask.line:
-            ask.recheck_soon = True
+            ask.recheck_soon, ask.by_client_id_next = True, False  # by the transaction that was just named
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def plan_form(self, form: ReturnedForm) -> None:
@@ -243,9 +243,9 @@ class Poller:
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """Query a decided ask once more where it was notified, or its time has come; else forget it."""
         if ask.recheck_soon or now >= ask.recheck_at:
-            ask.recheck_soon = False
-            if now >= ask.recheck_at:
+            if not ask.recheck_soon:  # each has a query of its own: that of a hint goes by what it named
                 ask.recheck_at = math.inf
+            ask.recheck_soon = False
             self._lines.put(ask, LATE)
         elif ask.recheck_at < math.inf:
             self.asks.due.put(ask, ask.recheck_at)

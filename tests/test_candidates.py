@@ -191,6 +191,19 @@ async def test_anothers_transaction_is_no_event_of_a_refused_sale(service: Laggi
     assert "Conflicted" not in await events_of(ledger)
 
 
+async def test_each_conflict_is_one_event(service: Lagging, caplog: pytest.LogCaptureFixture) -> None:
+    """Two transactions that name no client transaction id are queried in turn: each answer was news once more."""
+    async with selling(service, lost_request) as (tracker, _):
+        for number in (2000, 2001):
+            service.add_sale(number, clientTransactionId=None)
+            await service.clock.advance(3)
+            await tracker.notify(hint(number))
+        await service.clock.advance(3000)
+        assert service.by_id(2000) > 2
+    assert (await events_of(service.ledger)).count("Conflicted") == 2
+    assert caplog.text.count("is not ours") == 2
+
+
 # --- What absence needs
 
 

@@ -1,6 +1,6 @@
 """The meaning of an answer for an ask: the events that it stands for. No clock, no I/O, no logging.
 
-What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report or conflict.
+What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report, conflicts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import BETWEEN_PROOFS, Followed, Policy, TransactionRef, may_be_absent
+from payclient.tracking.followup import (
+    BETWEEN_PROOFS,
+    MOST_REMEMBERED,
+    Followed,
+    Policy,
+    TransactionRef,
+    may_be_absent,
+)
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
@@ -320,9 +327,9 @@ class AnswerReader:
 
     def _conflict(self, mismatch: str) -> Reading:
         """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""
-        if mismatch == self.ask.conflict:
+        if mismatch in self.ask.conflicts:
             return Reading()
-        self.ask.conflict = mismatch
+        self.ask.conflicts = (*self.ask.conflicts, mismatch)[-MOST_REMEMBERED:]
         return Reading([Conflicted(at=self.at, what=mismatch)], conflict=mismatch)
 
     def not_found(self) -> Reading:

@@ -13,6 +13,8 @@ import attrs
 import pytest
 
 import payclient
+from crowd import Service, in_virtual_time
+from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
 from fake_ledgers import SharedLedger
 from fake_service import (
@@ -239,6 +241,21 @@ async def test_a_deaf_listener_loses_nobody(
         service.decide("Aceptado")
         await pending.check()
         assert (await soon(waiting)).paid is True
+
+
+@in_virtual_time
+async def test_what_another_follows_is_forgotten_where_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of this process showed it, which hears nothing of its end: it does not count as open for weeks."""
+    ledger = SharedLedger()
+    deaf = SharedLedger(ledger)
+    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+        pending = await one.sale(sale())
+        assert len([await pending_of(other), *other.open_sales()]) == 2
+        await pending.wait()
+        await asyncio.sleep(3600)
+        assert other.open_sales() == []
+        assert (await pending_of(other)).state is pending.state
 
 
 async def test_a_deaf_follower_queries_what_another_was_told(

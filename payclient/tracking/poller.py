@@ -225,6 +225,8 @@ class Poller:
                 self.asks.leases.beside.add(ask.record.client_transaction_id)
                 ask.elsewhere = False
                 self.asks.plan(ask)
+            else:
+                self.asks.drop(ask)  # whoever looks at it again finds it in the ledger
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
         elif not policy.has_id(ask.record):

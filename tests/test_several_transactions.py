@@ -466,6 +466,27 @@ async def test_a_later_refusal_of_another_process_does_not_end_the_look(
 
 
 @EXISTS
+async def test_a_later_attempt_that_another_process_sends_does_not_end_the_look(
+    service: FakeService, says: Script
+) -> None:
+    """Somebody waits for it in the process that planned the look, which follows it until it reads that it is refused."""
+    lagging(service, 300)
+    held, ledger = Held(refuses(5, status=401)), MemoryLedger()
+    service.scripts = [posted(1, says), held]
+    async with tracking(service, ledger) as tracker, tracking(service, ledger) as another:
+        await error_of(payclient.PayError, tracker.sale(sale()))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(error_of(payclient.UnauthorizedError, another.sale(sale())))
+            await held.there.wait()
+            pending = await tracker.sale(sale())
+            tasks.create_task(pending.wait())
+            held.go.set()
+            service.decide("Aceptado")
+            await service.clock.advance(700)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
+@EXISTS
 async def test_a_later_attempt_on_its_way_does_not_end_the_look(service: FakeService, says: Script) -> None:
     """It is due while the newer one waits for its answer, which refuses that one for itself."""
     lagging(service, 599)

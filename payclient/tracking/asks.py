@@ -148,11 +148,14 @@ class OpenAsks:
         return ask
 
     def add(self, record: Record) -> Followed:
-        """Add an ask. An older attempt of its id ends: a newer one exists only where the older created nothing."""
+        """Add an ask. An older attempt of its id ends, whose later look becomes this one's: the service may still be
+        about to list what the older one created.
+        """
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
         ask = Followed(record, *self._times(record, now), now)
         self._asks[record.client_transaction_id] = ask
         if before is not None:
+            ask.recheck_at = before.recheck_at
             self.wake(before, exhausted=True)
         return ask
 

@@ -42,6 +42,9 @@ GENERATIONS = 8
 #: Seconds after which the links that the ledger could not delete are deleted once more.
 AGAIN = 60.0
 
+#: Seconds from one deletion of dead links, which looks at all that are kept, to the next.
+APART = 0.5
+
 #: Seconds from one look to the next at a form that another process prepares right now.
 LOOK_AGAIN = 0.05
 
@@ -165,6 +168,7 @@ class KeptLinks:
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
                 self._until = clock.time() + AGAIN
+            await sleep(clock, APART)
             if self._until is None:
                 await self._changed.wait()
             else:

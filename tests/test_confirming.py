@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,7 +47,7 @@ from payclient.session import PaySession
 from payclient.tracking import leases
 from payclient.tracking.confirmations import MOST_REFUSALS
 from payclient.tracking.recovery import LOOK_BACK
-from payclient.tracking.returned_form import MOST_IDS
+from payclient.tracking.returned_form import MOST_IDS, ReturnedForm
 from payclient.wire import HttpResponse
 
 State = payclient.State
@@ -1108,3 +1109,27 @@ async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(serv
         await service.clock.advance(60)
         record = await record_in(ledger, "form-1")
         assert (record.state, record.transaction_id) == (State.ACCEPTED, 5003)
+
+
+@pytest.mark.parametrize("by", ["a query", "a person"])
+async def test_a_decided_form_is_let_go_of_whoever_decided_it(service: FakeService, by: str) -> None:
+    """It came back with an id that no transaction has, and was left by its customer: no worker keeps it for weeks."""
+
+    def kept() -> list[object]:
+        gc.collect()
+        return [
+            each for each in gc.get_objects() if isinstance(each, ReturnedForm) and each.record.purchase == by
+        ]
+
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form(), purchase=by)
+        await passing(service, tracker.returned(back(666)))
+        assert len(kept()) == 1
+        if by == "a query":
+            service.pay("form-1", transactionStatus="Canceled")
+        await service.clock.advance(4000)
+        if by == "a person":
+            await tracker.resolve("form-1", as_="cancelled", actor="ann", reason="nobody paid")
+            await service.clock.advance(2)
+        assert await state_of(service) is State.CANCELLED
+        assert kept() == []

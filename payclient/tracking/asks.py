@@ -102,8 +102,8 @@ class OpenAsks:
         #: Called with the record before and after each change of state of an ask that is followed here, or that is
         #: decided before it is followed: refused by the answer to its POST, or given back.
         self.on_change: Callable[[Record, Record], object] | None = None
-        #: Called once a form is decided: its links are dead.
-        self.on_form_decided: Callable[[], None] = lambda: None
+        #: Called with each form once it is decided: its links are dead.
+        self.on_form_decided: list[Callable[[Record], object]] = []
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open: bool = False
         self.closed: bool = False
@@ -315,7 +315,8 @@ class OpenAsks:
         if self.leases is not None:
             self.leases.drop(record.client_transaction_id)
         if record.kind == "form":
-            self.on_form_decided()
+            for told in self.on_form_decided:
+                told(record)
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. The code decides nothing."""

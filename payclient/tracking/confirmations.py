@@ -56,6 +56,7 @@ class Confirmer:
         self.confirms: bool = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
+        self._asks.on_form_decided.append(self._note_decided)
 
     # --- What is to be confirmed
 
@@ -167,6 +168,11 @@ class Confirmer:
             self._asks.due.put(form, form.rested_at)
         else:
             del self._forms[form.record.client_transaction_id]
+
+    def _note_decided(self, record: Record) -> None:
+        """Drop a form that a query, a person or another process decided, unless something of it is confirmed."""
+        if record.client_transaction_id in self._forms:
+            self.forget(self._form(record))
 
     def reversal_times(self) -> list[float]:
         """Return when the service reverses each form that is being confirmed: UTC seconds, too early where unsure."""

@@ -142,7 +142,7 @@ class KeptLinks:
         self._changed = asyncio.Event()
         #: When links die next; None where none do, as far as is known.
         self._until: float | None = None
-        asks.on_form_decided = self._changed.set
+        asks.on_form_decided.append(lambda _: self._changed.set())
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""

@@ -34,7 +34,8 @@ from fake_service import (
     selling,
     tracking,
 )
-from payclient.events import FoundAccepted
+from payclient.events import Evidence, FoundAccepted
+from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile
 from payclient.schedule import phase
 from payclient.tracking import poller
@@ -313,3 +314,18 @@ async def test_no_turn_of_the_rate_is_for_a_sale_without_an_id_to_query_by(
         await service.clock.advance(3.0)
         assert wait.done()
         assert "ConfigurationError" not in caplog.text
+
+
+async def test_what_had_its_last_query_long_ago_is_queried_once_more(service: FakeService) -> None:
+    """Each start of a shop follows all that ever expired and was never decided: once, in case it can be found now."""
+    ledger = MemoryLedger()
+    async with selling(service, ledger=ledger) as (_, pending):
+        await outcome_of(service, pending)
+        await service.clock.advance(7 * 86_400)
+    assert (pending.state, pending.outcome.evidence) == (State.EXPIRED, Evidence.LAST_QUERY)
+    for _ in range(2):
+        service.queries.clear()
+        async with tracking(service, ledger) as tracker:
+            assert (await outcome_of(service, await pending_of(tracker), 10)).paid is None
+            await service.clock.advance(1000)
+        assert len(service.queries) == 1

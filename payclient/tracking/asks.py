@@ -23,6 +23,7 @@ from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
+from payclient.schedule import FINAL_QUERY_DELAYS
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_DAY, A_YEAR, Leases
@@ -154,6 +155,10 @@ class OpenAsks:
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
         ask = Followed(record, *self._times(record, now), now)
         self._asks[record.client_transaction_id] = ask
+        if record.evidence is Evidence.LAST_QUERY:
+            ask.final_queries = (
+                len(FINAL_QUERY_DELAYS) - 1
+            )  # an earlier process made the last ones: once more
         if before is not None:
             ask.recheck_at = before.recheck_at
             self.wake(before, exhausted=True)
@@ -199,6 +204,8 @@ class OpenAsks:
                 self.leases.defer(ask.record.client_transaction_id, seconds)
         if when is not None:
             self.due.put(ask, when)
+        else:
+            ask.slot = None  # nor for what it waited for before
 
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""

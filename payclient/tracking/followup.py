@@ -249,7 +249,8 @@ class Policy:
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
-        self._by_any: bool = own_source or self.by_client_id
+        #: Whether a query can always be made: a user's own source chooses the id.
+        self._by_our_id: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
         #: The share of recent answers of which a notification came.
@@ -275,10 +276,15 @@ class Policy:
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
         return record.kind == "sale" or self.by_client_id or is_reversal_found or not self.can_query
 
-    def has_id(self, record: Record) -> bool:
-        """Return whether a query of the ask has an id to go by: of one that was not created none may be known."""
-        is_named = record.kind == "sale" and any(each != DROPPED for each in record.candidate_ids)
-        return self.can_query and (self._by_any or is_named or record.transaction_id is not None)
+    def can_find(self, record: Record) -> bool:
+        """Return whether a query can go by an id that is known of the attempt: ours, or a transaction's.
+
+        Of an open form it may yet become known: from its browser, for instance.
+        """
+        named = record.candidate_ids if record.kind == "sale" else ()
+        is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
+        is_open_form = record.kind == "form" and not record.state.decided
+        return self._by_our_id or (self.by_transaction_id and (is_named or is_open_form))
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -334,15 +340,16 @@ class Policy:
     def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None: no more. Where no query is left for a wait, it is exhausted."""
         record, expires, is_first = ask.record, ask.expires, ask.queried_at == NEVER
+        can_query = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.elsewhere:
             return self._end_elsewhere(ask, now)
         if is_first and record.notified_at is not None and record.state is PENDING and not ask.exhausted:
             # A notification came before the answer to our POST.
-            ask.notified_queries, ask.exhausted = 0, not self.can_query
-            return AT_ONCE if self.can_query else expires
-        if not self.has_id(record):
+            ask.notified_queries, ask.exhausted = 0, not can_query
+            return AT_ONCE if can_query else expires
+        if not can_query:
             # At the expiry, and once later for a late notification.
             end = expires if ask.exhausted else expires + LATE_NOTIFICATION * self.scale
             if now < end:

@@ -130,7 +130,7 @@ class Poller:
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
         """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
-        if not self.policy.has_id(record) or self.asks.closed:
+        if not self.policy.can_find(record) or self.asks.closed:
             return
         newest = self.asks.find(record.client_transaction_id)
         if newest is not None and newest.record.attempt > record.attempt:
@@ -229,7 +229,7 @@ class Poller:
                 self.asks.drop(ask)  # whoever looks at it again finds it in the ledger
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
-        elif not policy.has_id(ask.record):
+        elif not policy.can_find(ask.record):
             self.asks.plan(ask)
             if policy.is_over(ask, now):
                 self._to_expire.append(ask)
@@ -350,7 +350,7 @@ class Poller:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         self.asks.check_loop()
         ask = self.asks.follow(record)
-        if ask is None and record.state is State.ACCEPTED and self._may_query_now():
+        if ask is None and record.state is State.ACCEPTED and self._may_query_now(record):
             ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
         if ask is None or ask.record.state.decided is not record.state.decided:
             return await settled(self.asks, record)
@@ -360,7 +360,7 @@ class Poller:
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
         was_just_queried = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
-        if was_just_queried or not (self._may_query_now() and self.policy.has_id(ask.record)):
+        if was_just_queried or not self._may_query_now(ask.record):
             return None
         if ask.task is None:
             await self._wait_in_line(ask, FINAL, self.policy.total_timeout)
@@ -390,10 +390,10 @@ class Poller:
             return None
         return None if ask.record.state in (State.CANCELLED, State.UNKNOWN) else ask.record
 
-    def _may_query_now(self) -> bool:
-        """Return whether a query may be made at all, and the service does not want a pause."""
+    def _may_query_now(self, record: Record) -> bool:
+        """Return whether an attempt can be queried at all, and the service does not want a pause."""
         is_paused = self.rate.is_paused(self.clock.monotonic())
-        return self.policy.can_query and not self.asks.closed and not is_paused
+        return self.policy.can_find(record) and not self.asks.closed and not is_paused
 
     async def wait_for_turn(self) -> bool:
         """Wait until the rate allows a request. True: it may be made, and is counted.

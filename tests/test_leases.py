@@ -327,6 +327,22 @@ async def test_another_takes_over_what_died(service: FakeService, pair: tuple[Wo
     assert second.queries >= 1
 
 
+async def test_dead_links_of_a_process_that_ended_are_deleted(
+    service: FakeService, url: str, postgres: PostgresServer, database: str
+) -> None:
+    """By another that lives on and never had a form."""
+    sql = "SELECT count(*) FROM payclient.form_links"
+    async with working(service, url) as first:
+        await first.ledger.get("order-17")  # behind its first look, which found none
+        async with working(service, url) as second:
+            await second.tracker.live_form("cart", form)
+        assert await postgres.execute(database, sql) == [(1,)]
+        for _ in range(3):
+            await service.clock.advance(600.0)
+            await first.ledger.get("order-17")
+        assert await postgres.execute(database, sql) == [(0,)]
+
+
 @pytest.mark.parametrize("lives", [True, False], ids=["another lives", "the next one"])
 async def test_twice_paid_is_said_though_its_process_died(
     service: FakeService,

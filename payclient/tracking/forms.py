@@ -158,13 +158,18 @@ class KeptLinks:
             self._changed.set()
 
     async def delete_dead(self) -> None:
-        """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept."""
+        """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept.
+
+        Another process may keep links and end: where several share the ledger, that is looked at now and then.
+        """
         clock = self._asks.clock
         while True:
             self._changed.clear()
             self._until = None
             try:
                 self._until = await self._asks.ledger.drop_links(clock.time())
+                if self._until is None and self._asks.leases is not None:
+                    self._until = clock.time() + self._lifetime  # for those of a process that ends before
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
                 self._until = clock.time() + AGAIN

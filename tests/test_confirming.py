@@ -290,6 +290,31 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
         assert await state_of(service) is State.ACCEPTED
 
 
+async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was only made, and its holder is yet to write how long nothing is due; then both processes end."""
+    monkeypatch.setattr(leases, "RENEW", 0.05)
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+
+    async def pass_by(seconds: int) -> None:
+        for _ in range(seconds):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, BLIND, ledger):
+        service.pay("form-1")
+        event = Returned(at=service.clock.time(), transaction_id=5001)
+        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
+        await pass_by(30)
+    service.confirm_scripts = []
+    async with tracking(service, SharedLedger(ledger), BLIND):
+        await pass_by(60)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED

@@ -267,6 +267,8 @@ class Leases:
                 self._changed.add(client_transaction_id)
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
                 self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
+                if ask is None:
+                    self._deferred.pop(client_transaction_id, None)  # which hastened it
         if self._changed and self._reading is None and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
 
@@ -293,6 +295,7 @@ class Leases:
         before = ask.record
         news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
         if self._asks.learn(ask, record) and not record.state.decided and news:
+            self._deferred.pop(record.client_transaction_id, None)
             self._poller.notified(record)
 
     async def aclose(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
 from unittest.mock import AsyncMock
 
 import asyncpg
@@ -36,7 +37,7 @@ from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
 from payclient.events import Created, Event
 from payclient.ledger import batch
-from payclient.ledger.postgres import PostgresLedger
+from payclient.ledger.postgres import PostgresDatabase, PostgresLedger
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
 from payclient.secret import Secret
@@ -325,6 +326,30 @@ async def test_another_takes_over_what_died(service: FakeService, pair: tuple[Wo
     service.decide("Aceptado")
     assert (await passing(service, waiting)).paid is True
     assert second.queries >= 1
+
+
+async def test_twice_paid_is_said_once_by_two_who_find_it_at_once(
+    service: FakeService, pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one writes it between the look of this one and its reading of the asks."""
+    first, second = pair
+    await first.tracker.prepare(form(), purchase="cart")
+    push = await first.tracker.sale(sale(), purchase="cart", beside_open_form=True)
+    service.pay("form-1", state="Aceptado")
+    service.decide("Aceptado")
+    with monkeypatch.context() as killed:
+        killed.setattr(batch, "_note_overpaid", AsyncMock())
+        assert [(await each.check()).paid for each in (push, await first.find("form-1"))] == [True, True]
+    look_up, others = PostgresDatabase.look_up, iter([second.ledger])
+
+    async def late(*arguments: Any) -> Any:
+        for other in others:
+            await other.note_overpaid(service.clock.time())
+        return await look_up(*arguments)
+
+    monkeypatch.setattr(PostgresDatabase, "look_up", late)
+    await first.ledger.note_overpaid(service.clock.time())
+    assert [each.event for each in await first.ledger.changes()].count("Overpaid") == 1
 
 
 async def test_dead_links_of_a_process_that_ended_are_deleted(

@@ -289,8 +289,11 @@ async def _note(database: Database, also_paid: Event | None, record: Record) -> 
 
 async def note_unsaid(database: Database, at: float) -> None:
     """Write `Overpaid` where a payment was followed by none, since its process ended, or another write came between."""
-    newest = {purchase: identifier for identifier, purchase in await database.fetch("unsaid", ())}
+    newest = {purchase: payment for purchase, *payment in await database.fetch("unsaid", ())}
     _, rows = await database.look_up((), list(newest))
     for purchase, asks in grouped(rows, "purchase").items():
-        record = [each for each in asks if each.client_transaction_id == newest[purchase]][-1]
-        await _note(database, overpaid(asks, attrs.evolve(record, state=State.PENDING), record, at), record)
+        for record in asks:
+            # Of another version another process may have written it by now.
+            if [record.client_transaction_id, record.version] == newest[purchase]:
+                before = attrs.evolve(record, state=State.PENDING)
+                await _note(database, overpaid(asks, before, record, at), record)

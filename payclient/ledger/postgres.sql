@@ -459,7 +459,7 @@ WHERE event IN ('Notified', 'Returned')
 -- Payments beside another one of their purchase, as far as they are in the newest changes, after which no ask of it was
 -- said to be paid twice; the newest last. What costs more is looked at for fewer, whatever a plan would rather do.
 -- name: unsaid
-SELECT client_transaction_id, purchase
+SELECT purchase, client_transaction_id, (SELECT max(version) FROM payclient.changes WHERE attempt_id = a.id)
 FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
 JOIN payclient.attempts AS a ON id = attempt_id
 WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE

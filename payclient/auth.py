@@ -83,15 +83,15 @@ class TokenFile:
                 f"the token file {self._path} must be a regular file, not a directory, a pipe or a device"
             )
         try:
-            token = self._path.read_text(encoding="utf-8", errors="replace").strip()
+            token = Secret(self._path.read_text(encoding="utf-8", errors="replace").strip())
         except OSError as error:
             # The token itself may have been given where its file is wanted: a name that may be one is not shown.
             is_named = len(self._path.name) < _LONG_NAME and os.path.isdir(self._path.parent)
             name = self._path if is_named or os.path.exists(self._path) else "***"
             raise ConfigurationError(f"the token file {name} cannot be read: {error.strerror}") from None
-        if (fault := token_fault(token)) is not None:
+        if (fault := token_fault(token.reveal())) is not None:
             raise ConfigurationError(f"the token file {self._path}: {fault}")
-        return token
+        return token.reveal()
 
     async def __call__(self) -> str:
         """Return the token as it is now, for a session."""

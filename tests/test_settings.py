@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import socket
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,14 @@ def test_a_variable_that_lacks_is_named(name: str, value: str | None) -> None:
 
 @pytest.mark.parametrize("content", [None, "", "Bearer x y"])
 def test_a_token_file_that_holds_none(tmp_path: Path, content: str | None) -> None:
-    """The file is named, its content is not shown."""
+    """The file is named, its content is not shown, nor to an error tracker, which sends local variables."""
     file = tmp_path / "token"
     if content is not None:
         file.write_text(content, encoding="utf-8")
-    with pytest.raises(payclient.ConfigurationError, match=f"the token file {file}"):
+    with pytest.raises(payclient.ConfigurationError, match=f"the token file {file}") as caught:
         payclient.open_tracker_from_env(ENVIRON | {"PAYCLIENT_TOKEN_FILE": str(file)})
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)][1:]  # but the test's own
+    assert "Bearer x y" not in repr(frames)
 
 
 @pytest.mark.parametrize("token", ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "c2Vj/cmV0", "x" * 300])

@@ -76,6 +76,13 @@ def test_links_of_the_site_itself_do_not_matter() -> None:
     assert faults(html, "origin") == []
 
 
+def test_attributes_count_as_in_a_browser() -> None:
+    """Measured in Chromium: blanks in a policy make it none, and of two attributes the first counts."""
+    assert faults('<meta name="referrer" content=" origin ">', "no-referrer")
+    assert faults('<meta name="referrer" content="no-referrer" content="origin">', "origin")
+    assert faults('<a href="https://pay.example/" referrerpolicy=" no-referrer">', "origin") == []
+
+
 @given(st.text(), st.lists(st.text(max_size=30), max_size=3))
 def test_no_page_breaks_it(html: str, policies: list[str]) -> None:
     """Whatever a page holds, it is judged."""

@@ -109,14 +109,15 @@ class _Seen(HTMLParser):
         self.hiding: list[tuple[str, str]] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = {name: (value or "").strip() for name, value in attributes}
+        # As browsers do: of two attributes the first counts, and blanks make a word another one.
+        given = {name: value or "" for name, value in reversed(attributes)}
         if tag == "meta" and given.get("name", "").lower() == "referrer":
             word = given.get("content", "").lower()
             word = _OLD_WORDS.get(word, word)
             if word in _POLICIES:
                 self.metas.append(word)
         elif tag in ("a", "area", "form"):
-            target = given.get("action" if tag == "form" else "href", "")
+            target = given.get("action" if tag == "form" else "href", "").strip()
             try:
                 host = urlsplit(urljoin(self._url, target)).hostname
             except ValueError:

@@ -49,7 +49,7 @@ def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> 
             request.protocol.force_close()
         return response
 
-    return web.route("*", path, handle)
+    return web.route("*", path.replace("{id}", "{id:.+}"), handle)
 
 
 def _read(request: web.Request) -> tuple[str, str, AsyncIterable[bytes]]:

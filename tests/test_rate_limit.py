@@ -158,6 +158,16 @@ def test_the_last_plan_counts() -> None:
     assert planned.pop(10.0) is None
 
 
+def test_a_flood_of_plans_takes_no_room() -> None:
+    """A sale that waits for its turn by the rate is planned by each forged notification, for its expiry."""
+    planned, one = DueTimes(0.125), Named("one")
+    for _ in range(1000):
+        planned.put(one, 300.0)
+    assert one.slot is not None
+    assert len(one.slot) == 1
+    assert planned.pop(300.0) is one
+
+
 def test_a_shorter_pause_ends_no_longer_one() -> None:
     """An answer to a request that was made before may say less than the service's last word."""
     rate = RateLimit(None)

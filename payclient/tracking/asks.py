@@ -60,8 +60,9 @@ class DueTimes:
         if slot is None:
             slot = self._slots[number] = deque()
             heapq.heappush(self._order, number)
-        slot.append(item)
-        item.slot = slot
+        if item.slot is not slot:  # once there, however often a flood of notifications puts it
+            slot.append(item)
+            item.slot = slot
         if when < self.alarm_at:
             self.alarm()
 

@@ -810,6 +810,39 @@ async def test_what_an_earlier_attempt_created_and_was_cancelled_decides_no_unkn
     assert (outcome.paid, outcome.transaction_id) == ((True, 1001) if paid else (False, 1000))
 
 
+async def test_what_an_earlier_attempt_created_decides_none_that_another_process_sends(
+    service: FakeService,
+) -> None:
+    """Who waits for the second one knows it as SENDING still, as its sender has written that it is unknown."""
+    lagging(service, 5.0)
+    sent: list[HttpRequest] = []
+    gate = Gate()
+
+    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        sent.append(request)
+        await gate()
+        raise ConnectionResetError
+
+    service.scripts, ledger = [posted(1, BUSY), late], MemoryLedger()
+    async with tracking(service, ledger) as tracker, tracking(service, ledger) as another:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Cancelado")
+        await service.clock.advance(400)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(tracker.sale(sale()))
+            await gate.there.wait()
+            pending = await another.sale(sale())
+            waiting = tasks.create_task(pending.wait())
+            await asyncio.sleep(0)
+            gate.go.set()
+            await service.clock.advance(60)
+            service.create(sent[0])
+            service.decide("Aceptado", 1001)
+            await service.clock.advance(60)
+        assert (waiting.result().paid, waiting.result().transaction_id) == (True, 1001)
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

@@ -323,7 +323,8 @@ class AnswerReader:
     def _may_be_of_an_earlier_attempt(self) -> bool:
         """Return whether what is found may have come of an earlier attempt, and this one may not be listed yet."""
         record, early = self.ask.record, self.now < self.ask.begun + self.policy.absent_after
-        return record.attempt > 1 and early and may_be_absent(record)
+        # Where another process sends it, it may be known here as SENDING still.
+        return record.attempt > 1 and early and (record.state is State.SENDING or may_be_absent(record))
 
     def _conflict(self, mismatch: str) -> Reading:
         """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""

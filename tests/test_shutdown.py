@@ -16,7 +16,7 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_ledgers import HookedLedger, once
+from fake_ledgers import HookedLedger, SharedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -34,6 +34,7 @@ from fake_service import (
     when,
 )
 from manual_clock import ManualClock
+from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
 from required import module
 from shops.serving import UVICORN, blocks_of, serving
@@ -201,6 +202,29 @@ async def test_an_answer_that_is_being_written_at_the_close_is_not_lost(service:
         caller = asyncio.create_task(tracker.sale(sale()))
         await gate.there.wait()
     assert ((await caller).state, (await record_in(ledger)).transaction_id) == (State.PENDING, 1000)
+
+
+async def test_a_wait_that_reads_the_ledger_as_the_tracker_closes_ends(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process follows the sale, so that it is read again first: the close has ended the other waits by then."""
+    ledger, gate = SharedLedger(), Gate()
+    second = SharedLedger(ledger)
+
+    async def get(identifier: str) -> Record | None:
+        await gate()
+        return await ledger.get(identifier)
+
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+        async with tracking(service, second) as another:
+            pending = await pending_of(another)
+            monkeypatch.setattr(second, "get", get)
+            waiting = asyncio.create_task(pending.wait())
+            await gate.there.wait()
+        gate.go.set()
+        async with asyncio.timeout(5):
+            await error_of(payclient.TrackerClosedError, waiting)
 
 
 @in_virtual_time

@@ -228,6 +228,8 @@ class PendingSale:
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)
         if not (ask.record.state.decided or ask.exhausted):
+            if asks.closed:  # while the ledger was read
+                return await self._learn(await settled(asks, ask.record))
             await _wait_for_end(asks.clock, ask, timeout)
         return await self._learn(Outcome.of(ask.record, report=ask.report))
 

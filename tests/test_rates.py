@@ -11,7 +11,8 @@ import pytest
 import payclient
 from crowd import PROFILE as CROWD
 from crowd import Service, hint, in_virtual_time, now, push, pushed, tracking, waited
-from fake_service import answer, form
+from fake_service import PROFILE as FAKE
+from fake_service import FakeService, answer, form, refusal, sale
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -104,6 +105,24 @@ async def test_a_rate_slower_than_the_total_time_out_decides_a_declined_sale() -
         service.truth["declined"] = (now() + 10.0, "Cancelado")
         assert (await pending.wait()).paid is False
         assert_rate_kept(service.made, rate=1)
+
+
+async def test_a_slowdown_longer_than_the_total_time_out_costs_no_second_query() -> None:
+    """The first answer after many 429s ends the slowdown, and the second query waited for less than that."""
+    service, timeouts = FakeService(), payclient.Timeouts(total=3, connect=3)
+    service.instead = lambda path: refusal(5, status=429)
+    async with (
+        payclient.PaySession(
+            "https://pay.example", "token", profile=FAKE, transport=service, timeouts=timeouts
+        ) as session,
+        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        await service.clock.advance(870)
+        service.instead = lambda path: None
+        await service.clock.advance(60)  # one query in the background, 600 s after the expiry
+        assert pending.outcome.paid is False
 
 
 @in_virtual_time

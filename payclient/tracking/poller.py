@@ -398,9 +398,9 @@ class Poller:
     async def wait_for_turn(self) -> bool:
         """Wait until the rate allows a request. True: it may be made, and is counted.
 
-        For the total time-out at most, and two requests, of which a caller makes every other one: a rate may be slower.
+        For the total time-out at most, and as long as a turn takes: a rate may be slower.
         """
-        turn, patience = Scheduled(), self.policy.total_timeout + 2 * self.rate.gap
+        turn, patience = Scheduled(), self.policy.total_timeout + self.rate.longest_turn
         try:
             return await self._wait_in_line(turn, CALLERS, patience)
         finally:

@@ -60,6 +60,11 @@ class RateLimit:
         return max(self._known_gap, self._slowdown)
 
     @property
+    def longest_turn(self) -> float:
+        """Seconds in which a caller's turn comes: after another's, and the gap of a slowdown that has ended."""
+        return 2 * self.gap + self._backoff.most_slowdown
+
+    @property
     def binds(self) -> bool:
         """Whether requests are rationed at all, so that their order matters."""
         return self._known_gap > 0.0 or self._slowdown > 0.0

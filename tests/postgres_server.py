@@ -29,6 +29,7 @@ DO $$ BEGIN
         DELETE FROM payclient.changes;
         DELETE FROM payclient.archived;
         DELETE FROM payclient.open_attempts;
+        DELETE FROM payclient.form_links;
         UPDATE payclient.meta SET environment = NULL, next_query_at = '-infinity';
     END IF;
 END $$"""

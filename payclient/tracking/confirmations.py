@@ -107,7 +107,10 @@ class Confirmer:
         """Go on confirming those of these forms that came back."""
         for record in records if self.confirms else ():
             if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
-                self.confirm_named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
+                ids = await unconfirmed_ids(self._asks.ledger, record)
+                if (known := self._forms.get(record.client_transaction_id)) is not None:
+                    ids = [each for each in ids if not known.is_settled(each)]
+                self.confirm_named(record, ids[:MOST_IDS])
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.

@@ -93,6 +93,11 @@ class ReturnedForm(Scheduled):
         """Return whether this id came before."""
         return transaction_id in self.confirmations or transaction_id in self.writing
 
+    def is_settled(self, transaction_id: int | None) -> bool:
+        """Return whether this id had its answer, so that it needs no other."""
+        found = self.confirmations.get(transaction_id)
+        return found is not None and found.is_answered and not found.open
+
     def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions that may have paid the form, as far as is known, without those that a report names.
 

@@ -329,3 +329,15 @@ async def test_what_had_its_last_query_long_ago_is_queried_once_more(service: Fa
             assert (await outcome_of(service, await pending_of(tracker), 10)).paid is None
             await service.clock.advance(1000)
         assert len(service.queries) == 1
+
+
+async def test_a_notified_form_without_an_id_to_query_by_is_looked_at_no_more_often() -> None:
+    """By transaction id alone no form is queried; its notification is confirmed, and the expiry ends the wait."""
+    by_its_id = StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    service = FakeService()
+    async with tracking(service, profile=attrs.evolve(PROFILE, status=by_its_id)) as tracker:
+        await tracker.prepare(form())
+        await tracker.notify(payclient.Notification(transaction_id=5001, client_transaction_id="form-1"))
+        async with asyncio.timeout(5):
+            assert (await outcome_of(service, await pending_of(tracker, "form-1"))).paid is None
+    assert not service.queries

@@ -28,6 +28,7 @@ from fake_service import (
     error_of,
     events_of,
     hint,
+    lost_answer,
     lost_request,
     outcome_of,
     pending_of,
@@ -1009,3 +1010,44 @@ async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(servic
         gate.go.set()
         await checking
         assert (await pending_of(second)).outcome.paid is True
+
+
+def source_of(service: FakeService) -> payclient.StatusSource:
+    """A source of the user's that goes by a transaction id where it is given one, else by ours."""
+
+    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
+        number = ids.transaction_id or ids.candidate_id
+        ours = [each for each in service.sales if service.sales[each]["clientTransactionId"] == "order-17"]
+        found = service.sales.get(number or min(ours, default=0))
+        if found is None:
+            return None
+        state: Any = found["state"]
+        return payclient.StatusReport(
+            state=state, transaction_id=number or ours[0], client_transaction_id="order-17", amount=1150,
+            currency="USD", raw={},
+        )  # fmt: skip
+
+    return source
+
+
+async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_our_id(
+    service: FakeService,
+) -> None:
+    """A source was given the transaction id that was named alone, and found nothing: the sale was charged twice."""
+    service.scripts = [posted(1, BUSY)]
+    profile = attrs.evolve(PROFILE, status=None)
+    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        await tracker.notify(hint(77))
+        await service.clock.advance(20)
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_forged_hint_mutes_no_source_that_finds_by_our_id(service: FakeService) -> None:
+    """Queries by what was named take turns with those by our own id."""
+    async with selling(service, lost_answer, status=source_of(service)) as (tracker, pending):
+        await tracker.notify(hint(77))
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True

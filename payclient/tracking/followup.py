@@ -250,7 +250,7 @@ class Policy:
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
         #: Whether a query can always be made: a user's own source chooses the id.
-        self._by_our_id: bool = own_source or self.by_client_id
+        self.by_our_id: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
         #: The share of recent answers of which a notification came.
@@ -284,7 +284,7 @@ class Policy:
         named = record.candidate_ids if record.kind == "sale" else ()
         is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
         is_open_form = record.kind == "form" and not record.state.decided
-        return self._by_our_id or (self.by_transaction_id and (is_named or is_open_form))
+        return self.by_our_id or (self.by_transaction_id and (is_named or is_open_form))
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -469,8 +469,8 @@ class Policy:
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
-        # Without queries by our own id, or with a user's source, a query by a candidate counts as one by our own id.
-        ask.by_client_id_next = candidate_id is not None and self.proves_absence
+        # Without queries by our own id a query by a candidate counts as one by our own id.
+        ask.by_client_id_next = candidate_id is not None and self.by_our_id
         if not ask.by_client_id_next:
             ask.client_queried_at = now
         return candidate_id

@@ -342,10 +342,7 @@ class Refusals:
         identifier = before.client_transaction_id
         named = _named(doubted)
         policy, own_source = self._poller.policy, self._queries.source is not None
-        if own_source:  # a user's own source chooses the id
-            turns = named[:1] or [None]
-        else:
-            turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_client_id else ())]
+        turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_our_id else ())]
         cancelled = None
         for candidate_id in turns:
             await self._wait_for_turn()

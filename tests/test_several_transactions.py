@@ -470,7 +470,7 @@ async def test_a_later_refusal_of_another_process_does_not_end_the_look(
 async def test_a_later_attempt_that_another_process_sends_does_not_end_the_look(
     service: FakeService, says: Script
 ) -> None:
-    """Somebody waits for it in the process that planned the look, which follows it until it reads that it is refused."""
+    """Somebody waits for it where the look was planned: it is followed there until it is read as refused."""
     lagging(service, 300)
     held, ledger = Held(refuses(5, status=401)), MemoryLedger()
     service.scripts = [posted(1, says), held]

@@ -96,7 +96,7 @@ def test_a_variant_takes_what_the_shipped_function_takes(name: str) -> None:
     "name",
     [
         "no permit", "resend after crash", "expiry says unpaid", "guard outside the permit",
-        "forms are forgotten",
+        "forms are forgotten", "an earlier attempt decides",
     ],
 )  # fmt: skip
 def test_broken_code_is_seen(name: str) -> None:

@@ -106,7 +106,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if is_abandoned(record):
                 await confirmer.recover([record])
         elif can_query:
-            for due in await _queries_due(ledger, record, poller.policy.absent_after, now):
+            for due in await _queries_due(ledger, record, poller.policy.absent_after):
                 poller.recheck(record, after=max(due - now, 0.0))
 
 
@@ -127,19 +127,18 @@ def is_abandoned(record: Record) -> bool:
     return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
 
 
-async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float, now: float) -> list[float]:
+async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float]:
     """Return when an unpaid attempt is queried once more, in UTC seconds: for a notification, and for what exists."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
-    is_young = is_refused and now < decided_at + 2 * absent_after
     is_late = notified_at is not None and notified_at >= decided_at
-    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_young else []
+    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_refused else []
     dues = []
     # It may have been queried, but the answer "not found" leaves no event.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(notified_at)
     # `Refused.exists`, of any attempt: once more, for an index that lags.
-    if is_young and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
+    if is_refused and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
         dues.append(decided_at + absent_after)
     return dues
 

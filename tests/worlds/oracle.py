@@ -50,6 +50,8 @@ class Post:
     is_form: bool = False
     #: Decided once: copies of what the service refused are refused too.
     refused: bool = False
+    #: Until when it may be called refused though it exists: something repeated it, and the index does not list it yet.
+    unlisted_until: float = 0.0
 
     @property
     def nothing(self) -> bool:
@@ -57,6 +59,18 @@ class Post:
         if self.is_form:
             return not self.transactions
         return self.refused or (not self.under_way and not self.transactions)
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether it may be called refused: as nothing, or for as long as an index lags that is asked once more."""
+        return self.nothing or self.unlisted_until > 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its id may be sent again: nobody can pay it."""
+        return self.nothing or (
+            self.may_be_refused and all(each.state == "Cancelado" for each in self.transactions)
+        )
 
 
 @attrs.define(eq=False)
@@ -92,6 +106,8 @@ class Oracle:
         self.violations: list[str] = []
         #: Attempts that were recorded as cancelled; a transaction that is created later was not there to look at.
         self._cancelled: set[str] = set()
+        #: When the ledger first named (client transaction id, transaction id).
+        self.named: dict[tuple[str, int], float] = {}
 
     def violated(self, what: str) -> None:
         """A promise is broken."""
@@ -137,7 +153,11 @@ class Oracle:
         elif now - permitted_at > total + 1e-6:
             self.violated(f"{client_id}: a POST {now - permitted_at:.1f} s after its permit")
         for earlier in self.posts_of(client_id):
-            if not earlier.nothing:
+            # Or it was queried before its process stood still.
+            stood = next(each.stood for each in self._world.processes.values() if each.name == worker)
+            if min(now, stood[0] if now < stood[1] + 45.0 else now) < earlier.unlisted_until:
+                post.refused = True  # nobody here could know: the service refuses it
+            elif not earlier.is_over:
                 self.violated(f"{client_id}: POSTed again, and attempt {earlier.attempt} may exist")
         self.posts.append(post)
         return post
@@ -149,6 +169,8 @@ class Oracle:
             self.violated(f"{post.client_id}: created at the service, and lost: there is no row")
         elif record.state is State.REFUSED:
             self.violated(f"{post.client_id}: created after it was refused ({record.evidence})")
+        elif record.state is State.CANCELLED and record.kind == "sale" and len(post.transactions) == 1:
+            self.violated(f"{post.client_id}: created after it was cancelled ({record.evidence})")
 
     # --- Each commit
 
@@ -156,8 +178,10 @@ class Oracle:
         """A row is on disk: what it says must be true, now and for ever."""
         name = f"{record.client_transaction_id}/{record.attempt}"
         posts = self.posts_of(record.client_transaction_id, record.attempt)
+        for each in record.candidate_ids:
+            self.named.setdefault((record.client_transaction_id, each), self._world.now)
         if record.state is State.REFUSED:
-            if not all(post.nothing for post in posts):
+            if not all(post.may_be_refused for post in posts):
                 self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")
         elif record.state is State.UNKNOWN and record.evidence is Evidence.NO_ANSWER:
             # Whatever its answer named is on disk.
@@ -180,6 +204,22 @@ class Oracle:
             ):
                 self._cancelled.add(name)
                 self._one_of_several(record)
+
+    def given_up(self, payment: Transaction) -> None:
+        """A form's payment was not confirmed in time: nobody was there who could know of it, or another ask held it."""
+        world = self._world
+        asks = {each.client_transaction_id: each for each in world.store.all()}
+        form, since = asks[payment.client_id], self.named.get((payment.client_id, payment.number))
+        if since is None or not world.settings.leases or form.state.decided:
+            return
+        others = [each for each in asks.values() if each.purchase == form.purchase and each is not form]
+        lives = [each for each in world.processes.values() if each.open and not each.dead]
+        if any(max(since, each.opened_at) < world.now - 75.0 for each in lives) and not any(
+            each.kind == "sale" or each.candidate_ids or each.state is State.ACCEPTED for each in others
+        ):
+            self.violated(
+                f"{payment.client_id}: {payment.number} is named since {since:.3f}, and nobody confirmed it"
+            )
 
     def _holds(self, client_id: str, number: int | None, word: str) -> bool:
         any_of_them = number is None or self.twins(client_id)
@@ -229,7 +269,7 @@ class Oracle:
         elif outcome.paid is False and outcome.state is State.REFUSED:
             attempts = {post.attempt for post in self.posts_of(client_id)}
             if attempts and not any(
-                all(post.nothing for post in self.posts_of(client_id, attempt))
+                all(post.may_be_refused for post in self.posts_of(client_id, attempt))
                 for attempt in range(1, max(attempts) + 1)
             ):
                 self.violated(f"{client_id}: said to be refused, and it may exist")
@@ -245,7 +285,7 @@ class Oracle:
         if not isinstance(error, payclient.PayError):
             self.violated(f"{client_id}: sale raised {error!r}")
         for post in self.posts[since:]:
-            if post.client_id == client_id and post.worker == worker and not post.nothing:
+            if post.client_id == client_id and post.worker == worker and not post.may_be_refused:
                 self.violated(f"{client_id}: sale raised {type(error).__name__}, and it may exist")
 
     # --- The end
@@ -255,6 +295,7 @@ class Oracle:
         for post in self.posts:
             if post.transactions and self._world.store.attempt(post.client_id, post.attempt) is None:
                 self.violated(f"{post.client_id}: created at the service, and lost")
+            self._unlisted_at_the_end(post)
         if self._world.settings.purchases:
             self._world.till.at_the_end()
         for record in self._world.store.all():
@@ -266,6 +307,19 @@ class Oracle:
             waits = record.state is State.REVERSING and self._world.settings.jump
             if not (record.state.decided or waits) and self._tells(record):
                 self.violated(f"{name}: still {record.state} at the end, and the service would say")
+
+    def _unlisted_at_the_end(self, post: Post) -> None:
+        """What was paid though it was refused is known by now, whatever came after it, if who was to look lived on."""
+        world, latest = self._world, post.at + 1.9 * self._world.settings.absent_after
+        for each in post.transactions if post.unlisted_until else ():
+            newest = world.store.newest(post.client_id)
+            if each.state != "Aceptado" or each.listed_at > world.now or newest is None:
+                continue
+            looked = any(one.name == post.worker or post.at < one.opened_at < latest for one in world.lasting)
+            if looked and newest.state not in (State.ACCEPTED, State.REVERSING, State.REVERSED):
+                self.violated(
+                    f"{post.client_id}: {each.number} is paid, and called {newest.state} at the end"
+                )
 
     def _tells(self, record: Record) -> bool:
         """Whether the service, asked now, would say how it ended."""

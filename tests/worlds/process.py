@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 from virtual_loop import VirtualLoop
 from worlds.service import Line
-from worlds.store import WorldLedger
+from worlds.store import SharingLedger, WorldLedger
 
 if TYPE_CHECKING:
     from worlds.world import World
@@ -54,6 +55,9 @@ class Process:
         self.paused = False
         self.steps = 0
         self.open = False
+        self.opened_at = self._cancelled_at = 0.0
+        #: When it stood still last, and went on.
+        self.stood = (0.0, -math.inf)
         #: Calls and waits that the application has not heard the end of.
         self.waiting: dict[int, str] = {}
         self._lag = 0.0
@@ -65,7 +69,7 @@ class Process:
         self._instant = (-1.0, 0)
         self._next_incident = world.draw_incident(self)
         self.loop = VirtualLoop(self.monotonic, self._failed, eager=world.settings.eager)  # type: ignore[abstract]  # no I/O in it
-        self.ledger = WorldLedger(self, world.store)
+        self.ledger = (SharingLedger if world.settings.leases else WorldLedger)(self, world.store)
         settings = world.settings
         self._session = payclient.PaySession(
             "https://pay.example",
@@ -144,7 +148,15 @@ class Process:
         if not world.may_happen():
             return
         world.incidents += 1
-        if world.random.random() < world.settings.crash:
+        settings, chance = world.settings, world.random.random() if world.settings.closes else 1.0
+        if chance < settings.closes:
+            world.note(f"{self.name} closes")
+            self.do(self._close_and_start())
+            return
+        if chance < settings.closes + settings.cancels:
+            self._cancel_all()
+            return
+        if world.random.random() < settings.crash:
             self.kill()
             world.after(world.random.choice((0.5, 20.0, 100.0, 900.0)), world.start, self.machine)
             return
@@ -155,12 +167,22 @@ class Process:
         self._stands_since = world.now
         world.after(seconds, self.resume, seconds if suspended else 0.0)
 
+    def _cancel_all(self) -> None:
+        """A process that ends cancels all tasks, also those that have not begun, and goes on for a while."""
+        self.world.note(f"{self.name} cancels all tasks")
+        self._cancelled_at = self.world.now
+        for task in self.loop.tasks:
+            task.cancel()
+        self.later(self.world.random.choice((5.0, 200.0)), self.kill)
+        self.world.after(self.world.random.choice((220.0, 900.0)), self.world.start, self.machine)
+
     def resume(self, lag: float = 0.0) -> None:
         """Go on, the monotonic clock having stood still for so long."""
         if not self.paused:
             return
         self._lag += lag
         self._stood += self.world.now - self._stands_since
+        self.stood = self._stands_since, self.world.now
         self.paused = False
         self.world.note(f"{self.name} goes on")
         postponed, self._postponed = self._postponed, []
@@ -193,7 +215,7 @@ class Process:
             self.kill()
             self.world.after(5.0, self.world.start, self.machine)
             return
-        self.open = True
+        self.open, self.opened_at = True, self.world.now
         self.world.note(f"{self.name} is open")
 
     async def _token(self) -> str:
@@ -229,9 +251,15 @@ class Process:
         await self.ending("closing", self.tracker.aclose())
         for _ in range(5):
             await asyncio.sleep(0)
+        if self.waiting and not self.world.calm:
+            await asyncio.sleep(60.0)  # for a read that is late, or the turn to look for a form's links
         if self.waiting:
             self.world.oracle.violated(f"{self.name} closed, and {list(self.waiting.values())} never ended")
         self.dead = True
+
+    async def _close_and_start(self) -> None:
+        await self.close()
+        self.world.after(20.0, self.world.start, self.machine)
 
     async def buy(self, client_id: str, phone: str, tax: int, asked: Mapping[str, Any] = _PLAIN) -> None:
         """Bring a request, perhaps for a purchase, and wait for its outcome."""
@@ -252,11 +280,17 @@ class Process:
     async def _ask(self, what: str, call: Awaitable[Any], verb: str, key: str) -> Any:
         """What an ask gives; None where it is refused, of which nothing may exist then."""
         oracle = self.world.oracle
-        since = len(oracle.posts)
+        since, began = len(oracle.posts), self.world.now
         try:
             return await self.ending(what, call)
         except payclient.TrackerClosedError:
             return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # A send that others cancelled is joined as long as it is being written down.
+            if task is not None and not task.cancelling() and began > self._cancelled_at + 50.0:
+                oracle.violated(f"{key}: {what} was cancelled by nobody")
+            raise
         except Exception as error:
             self._note_error(f"{verb} {key}", error)
             oracle.raised(self.name, key, since, error)

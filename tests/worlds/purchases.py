@@ -16,6 +16,7 @@ from payclient.wire import HttpResponse
 from worlds.oracle import Post, Transaction
 
 if TYPE_CHECKING:
+    from worlds.process import Process
     from worlds.world import World
 
 __all__ = ["Customers", "Desk", "Till"]
@@ -68,7 +69,7 @@ class Desk:
         )  # fmt: skip
         world.service.transactions[number] = transaction
         form.post.transactions.append(transaction)
-        form.closed = True
+        form.closed = accepted or not world.settings.another_card
         world.note(f"the form {form.payment_id} of {form.client_id} is {state} as {number}")
         world.oracle.created(form.post)
         if accepted:
@@ -78,6 +79,7 @@ class Desk:
 
     def _give_up(self, transaction: Transaction) -> None:
         if not transaction.confirmed:
+            self._world.oracle.given_up(transaction)
             self.take_back(transaction, "unconfirmed")
 
     def take_back(self, transaction: Transaction, why: str) -> bool:
@@ -111,6 +113,15 @@ class Till:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        #: Forms that were confirmed though nobody could read what else their purchase has since they were paid.
+        self._unread: set[str] = set()
+
+    def confirming(self, process: Process, client_id: str, number: int) -> None:
+        """A confirmation leaves: rather than the service giving the payment back, where the ledger fails."""
+        world = self._world
+        record, since = world.store.newest(client_id), world.oracle.named.get((client_id, number), world.now)
+        if record is not None and process.ledger.asks_read.get(record.purchase, 0.0) < since:
+            self._unread.add(client_id)
 
     def money(self, key: str) -> list[Transaction]:
         """The payments of a purchase that stand; of what the network repeated, one."""
@@ -130,7 +141,11 @@ class Till:
         if record is None or not world.settings.purchases:
             return
         # What the network repeats much later is charged by a service that does not look: nobody here can help it.
-        found = [each for each in self.money(record.purchase) if not world.oracle.twins(each.client_id)]
+        found = [
+            each
+            for each in self.money(record.purchase)
+            if each.client_id not in self._unread and not world.oracle.twins(each.client_id)
+        ]
         asks = [each for each in world.store.all() if each.purchase == record.purchase]
         if len(found) > 1 and not any(each.beside_open_form for each in asks):
             names = ", ".join(f"{each.client_id} ({each.number})" for each in found)
@@ -254,7 +269,8 @@ class Customers:
 
     def _act(self, form: Form) -> None:
         world, r = self._world, self._world.random
-        what = r.choice(("pay", "pay", "pay", "decline", "close", ""))
+        again = world.settings.another_card
+        what = r.choice(("pay", "decline") if again else ("pay", "pay", "pay", "decline", "close", ""))
         if what in ("pay", "decline"):
             transaction = world.service.desk.pay(form, accepted=what == "pay")
             if transaction is None:
@@ -267,8 +283,8 @@ class Customers:
                 world.after(delay, world.let, "hear", transaction.number, form.client_id)
         elif what == "close" and not form.closed:
             self._lead_back(form, 0)
-            if r.random() < 0.5:
-                world.after(r.uniform(0.0, 60.0), self._act, form)
+        if what in ("close", "decline") and not form.closed and r.random() < (0.9 if again else 0.5):
+            world.after(r.uniform(0.0, world.settings.window / 2 if again else 60.0), self._act, form)
 
     def _lead_back(self, form: Form, number: int) -> None:
         """A browser goes back to the shop, which may lose it, or see it twice."""

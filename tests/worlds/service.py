@@ -80,9 +80,16 @@ class Service:
         told = settings.by_client or settings.checks_duplicates or not settings.checks_busy
         if post.transactions and told and world.happens(settings.repeat):
             world.note(f"something repeats the POST of {post.client_id}/{post.attempt}")
-            post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
+            listed_at = world.now
+            if settings.by_client and not post.unlisted_until:
+                listed_at = min(
+                    world.now + settings.repeat_lag, post.permitted_at + settings.absent_after - 2.0
+                )
+            post.transactions[-1].listed_at = post.transactions[-1].visible_at = listed_at
             response = self._execute(post, data)
-            post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
+            post.transactions[-1].listed_at = post.transactions[-1].visible_at = listed_at
+            if listed_at > world.now:
+                post.unlisted_until = listed_at + 45.0  # a query is made before its POST connects
         return response
 
     def _prepare(self, post: Post, data: dict[str, Any]) -> HttpResponse:
@@ -272,6 +279,9 @@ class Line:
         world, settings, random = self._world, self._world.settings, self._world.random
         if request.path.endswith("/Reverse"):
             world.till.reversing(json.loads(request.body)["id"])
+        else:
+            data = json.loads(request.body)
+            world.till.confirming(self._process, data["clientTxId"], data["id"])
         useless = random.choice((None, ConnectionResetError(), *_USELESS[:4]))
         if world.happens(settings.drop_request):
             if useless is not None:
@@ -329,6 +339,10 @@ class Line:
             return
         if post.transactions and not post.is_form and world.happens(settings.copies):
             response = self._copy(post) or response
+        elif post.transactions and not post.is_form and world.happens(settings.hidden):
+            begin, end = world.now + settings.window, post.permitted_at + settings.absent_after - 2.0
+            found_at = world.random.uniform(min(begin, end), end)
+            post.transactions[-1].visible_at = post.transactions[-1].listed_at = found_at
         elif world.happens(settings.mangle_answer):
             response = world.random.choice((ConnectionResetError(), *_USELESS))
         self._reply(promise, response, world.random.choice((0.01, 0.2, 2.0)))

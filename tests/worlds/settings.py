@@ -11,7 +11,7 @@ import attrs
 import payclient
 from payclient.profile import ConfirmProfile, ReturnProfile, StatusProfile, UndoProfile
 
-__all__ = ["KINDS", "Settings"]
+__all__ = ["KINDS", "QUIET", "Settings"]
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +66,12 @@ class Settings:
     # What only worlds of a kind have; see `KINDS`.
     #: POSTs that something in front of the service repeats; the second answer is the one that is seen.
     repeat: float = 0.0
+    #: Seconds for which the index does not list what is repeated, within which the id is refused for itself if it is
+    #: brought again; and how often each order is brought beside.
+    repeat_lag: float = 0.0
+    again: int = 0
+    #: Pushes of which an answer said that they are there, and that no query finds before their window is long over.
+    hidden: float = 0.0
     #: Answers that are a copy of another Sale's.
     copies: float = 0.0
     #: Answers that name the transaction and yet are not a success.
@@ -89,6 +95,13 @@ class Settings:
     #: Writes that begin an outage of the ledger, and whether it takes the reads with it.
     outage: float = 0.0
     outage_of_reads: bool = False
+    #: Single reads of the ledger that fail, or are answered late.
+    lost_reads: float = 0.0
+    #: Whether machines share out what is open, by leases, as they do over PostgreSQL.
+    leases: bool = False
+    #: Of the incidents, those in which a process closes in good order, and in which it cancels all its tasks.
+    closes: float = 0.0
+    cancels: float = 0.0
     #: `one`, `another` (some processes have the token of another account), `rotated` (a token is replaced).
     accounts: str = "one"
     #: Sales of which another account has one of the same client transaction id, amount and currency.
@@ -100,6 +113,8 @@ class Settings:
     purchases: int = 0
     beside: bool = False
     portal: float = 0.0
+    #: Whether a form whose card was declined may be paid by another one.
+    another_card: bool = False
 
     @classmethod
     def of(cls, seed: int, kinds: Collection[str] = ()) -> Settings:
@@ -176,7 +191,7 @@ class Settings:
         """
         life = (3 * self.window + self.total) * (2 if self.jump else 1)
         queued = self.orders * 8 * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
-        return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault else 0.0)
+        return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault or self.lost_reads else 0.0)
 
     @property
     def slow_wait(self) -> float:
@@ -206,9 +221,39 @@ def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
+#: Faults that are switched off, so that stops are the only ones.
+QUIET: dict[str, Any] = dict.fromkeys(
+    (
+        "no_connection", "dead_connection", "slow", "drop_request", "duplicate_request", "late",
+        "drop_answer", "mangle_answer", "refuse", "query_fault", "odd_word", "hot", "jump", "disk_fault",
+        "operator", "forge", "repeat", "named", "lag", "shed", "hang", "outage",
+    ),
+    0.0,
+)  # fmt: skip
+
+
 def _silence(r: random.Random, settings: Settings) -> dict[str, Any]:
     begin = r.uniform(0.0, settings.chaos / 2)
     return {"silence": (begin, begin + r.uniform(1.0, 3.0) * settings.window)}
+
+
+def _purchases(r: random.Random, _: Settings) -> dict[str, Any]:
+    return {
+        "purchases": r.randint(1, 3), "orders": r.randint(1, 2), "beside": r.random() < 0.3,
+        "portal": r.choice((0.0, 0.2, 0.5)), "by_transaction": True, "by_client": True,
+        "reports_client_id": True, "reports_amount": True, "source": False, "accounts": "one",
+        "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None,
+    }  # fmt: skip
+
+
+def _shared(r: random.Random, settings: Settings) -> dict[str, Any]:
+    """Machines that crash, and a form that is paid is confirmed while one of them lives, perhaps without any query."""
+    return _purchases(r, settings) | QUIET | {
+        "leases": True, "workers": r.randint(2, 4), "by_client": r.random() < 0.4, "window": 300.0, "total": 30.0,
+        "chaos": 1500.0, "incidents": 8, "crash": 1.0, "hot": 0.4, "hidden": 0.0, "outage_of_reads": False,
+        "silence": (0.0, 0.0), "endless": False, "closes": r.choice((0.0, 0.2)), "cancels": 0.0,
+        "lost_reads": r.choice((0.0, 0.0, 0.1)), "again": 0,
+    }  # fmt: skip
 
 
 #: Name -> what a world of this kind has beside what its seed says.
@@ -242,11 +287,22 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "eager": lambda r, s: {"eager": True},
     "copies": lambda r, s: {"copies": r.uniform(0.1, 0.7), "orders": r.randint(3, 6), "customers": 6},
     # Behind those of whose faults its oracle cannot tell some apart: they are switched off.
-    "purchases": lambda r, s: {
-        "purchases": r.randint(1, 3), "orders": r.randint(1, 2), "beside": r.random() < 0.3,
-        "portal": r.choice((0.0, 0.2, 0.5)), "by_transaction": True, "by_client": True,
-        "reports_client_id": True, "reports_amount": True, "source": False, "accounts": "one",
-        "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None,
-    },
+    "purchases": _purchases,
     "silence": _silence,
+    "again": lambda r, s: {
+        "again": r.randint(2, 6), "repeat": r.uniform(0.5, 0.9), "refuse": r.uniform(0.05, 0.3),
+        "repeat_lag": r.choice((5.0, 0.2 * s.window, 0.9 * s.window)),
+        "checks_duplicates": r.random() < 0.3, "by_client": True, "checks_busy": True, "duplicate_request": 0.0,
+        "reports_client_id": True, "source": False, "accounts": "one", "jump": 0.0, "endless": False,
+        "odd_word": 0.0,  # what is refused is asked for once
+        "chaos": 5 * s.window, "late": r.choice((s.late, 0.6)), "orders": 2, "customers": 2,
+        "forge": s.forge or 0.5,
+    },
+    "hidden": lambda r, s: _purchases(r, s) | {"hidden": r.uniform(0.5, 1.0)},
+    "another card": lambda r, s: _purchases(r, s) | {"another_card": True, "lost_reads": r.choice((0.1, 0.4))},
+    "shared": _shared,
+    "lost reads": lambda r, s: {"lost_reads": r.uniform(0.02, 0.4)},
+    "endings": lambda r, s: {
+        "incidents": max(s.incidents, 4), "closes": 0.4, "cancels": 0.4, "lost_reads": r.choice((0.0, 0.1, 0.3)),
+    },
 }  # fmt: skip

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.ledger.batch import Operation, Write, resolve, writes_of
+from payclient.errors import LedgerUnavailableError
+from payclient.events import Notified, Returned
+from payclient.ledger.batch import Database, Operation, Write, resolve, writes_of
 from payclient.ledger.records import record_of
 from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, finish
 from payclient.ledger.sqlite_files import STATEMENTS
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from worlds.process import Process
     from worlds.world import World
 
-__all__ = ["LoopWriter", "Store", "WorldLedger"]
+__all__ = ["LoopWriter", "SharingLedger", "Store", "WorldLedger"]
 
 
 @cache
@@ -49,6 +51,10 @@ class Store:
         self.cursors = count(1)
         #: No write succeeds before this.
         self.out_until = 0.0
+        self._world = world
+        #: Who holds which open attempt until when, and who is woken by what others write.
+        self.leases: dict[str, tuple[Process, float]] = {}
+        self.watchers: list[tuple[Process, Callable[[str | None], None]]] = []
 
     def newest(self, client_id: str) -> Record | None:
         """The newest attempt."""
@@ -61,6 +67,17 @@ class Store:
 
     def _attempts(self, client_id: str) -> list[Record]:
         return [record_of(row) for row in self.connection.execute(STATEMENTS["attempts"], (client_id,))]
+
+    def share(self, process: Process, write: Write) -> None:
+        """Let who was permitted an attempt hold it, less long once it is notified, and wake the others."""
+        client_id, now = write.record.client_transaction_id, self._world.now
+        if write.event is None:
+            self.leases[client_id] = process, now + self._world.settings.total + 30.0
+        elif isinstance(write.event, Notified | Returned):
+            holder, due = self.leases[client_id]
+            self.leases[client_id] = holder, min(due, now + 30.0)
+        for each, woken in self.watchers:
+            each.later(0.01, each.loop.call_soon, woken, client_id)
 
     def all(self) -> list[Record]:
         """Every attempt."""
@@ -118,8 +135,11 @@ class LoopWriter(SqliteWriter):
         self._busy = True
         batch, self._queued = self._queued, []
         world, process = self._process.world, self._process
-        # A hot incident comes around the COMMIT of a permit, where most depends on the order of things.
-        hot = any(isinstance(each, Write) and each.event is None for each in batch) and process.is_hot()
+        # A hot incident comes around the COMMIT of a permit, where most depends on the order of things; of several
+        # machines it ends the one that was told of a form.
+        hot_events = (Returned, Notified) if world.settings.leases else type(None)
+        hot = any(isinstance(each, Write) and isinstance(each.event, hot_events) for each in batch)
+        hot = hot and process.is_hot()
         if hot and world.random.random() < 0.3:
             process.incident()
         process.later(world.random.choice((0.0005, 0.002, 0.02)), self._commit, batch, hot)
@@ -140,7 +160,7 @@ class LoopWriter(SqliteWriter):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
         finish(self._carry_out(operations, _File(), self._database))  # type: ignore[arg-type]  # as far as it is used
-        self._answer(operations)
+        self._answer(self._without_lost(operations))
         for write in writes:
             key = (write.record.client_transaction_id, write.record.attempt)
             record = self._store.attempt(*key)
@@ -151,11 +171,28 @@ class LoopWriter(SqliteWriter):
                     f"{self._process.name} committed {key[0]}/{key[1]} {record.state} ({record.evidence})"
                 )
                 world.oracle.committed(record)
+                if settings.leases and not isinstance(write.answer, Exception) and write.answer is not False:
+                    self._store.share(self._process, write)
         if hot and not self._process.away:
             self._process.incident()
         self._busy = False
         if self._queued:
             self._begin()
+
+    def _without_lost(self, operations: list[Operation]) -> list[Operation]:
+        """What is answered now: of single reads the answer is lost, whatever they did, or comes much later."""
+        world, now = self._process.world, []
+        for each in operations:
+            if isinstance(each, Write) or not world.happens(world.settings.lost_reads):
+                now.append(each)
+            elif world.random.random() < 0.7:
+                each.fail(LedgerUnavailableError("the answer was lost"))
+                now.append(each)
+            else:
+                self._process.later(
+                    world.random.choice((1.0, 12.0, 40.0)), self.loop.call_soon, resolve, [each]
+                )
+        return now
 
     def _tried(self, write: Write) -> None:
         """A write comes in an outage: so many of one sale that they spin?"""
@@ -182,6 +219,13 @@ class WorldLedger(SqliteLedger):
         super().__init__(LoopWriter(process, store), store.digest_key)
         self._finalizer.detach()
         self._world = process.world
+        #: When the asks of a purchase were last read.
+        self.asks_read: dict[str, float] = {}
+
+    async def asks(self, purchase: str) -> list[Record]:
+        found = await super().asks(purchase)
+        self.asks_read[purchase] = self._world.now
+        return found
 
     def unfinished(self) -> AsyncIterator[Record]:
         records = super().unfinished()
@@ -197,3 +241,64 @@ class WorldLedger(SqliteLedger):
 
     def __del__(self) -> None:
         """A crashed process closes nothing, and nobody is to be warned of it."""
+
+
+class SharingLedger(WorldLedger):
+    """The same as several machines share it out, who hold what they follow, by the database's clock."""
+
+    def __init__(self, process: Process, store: Store) -> None:
+        super().__init__(process, store)
+        self._me, self._store = process, store
+
+    def watch(self, woken: Callable[[str | None], None]) -> Callable[[], None]:
+        self._store.watchers.append((self._me, woken))
+        self._poll(woken)
+        return lambda: self._store.watchers.remove((self._me, woken))
+
+    def _poll(self, woken: Callable[[str | None], None]) -> None:
+        self._me.loop.call_soon(woken, None)
+        self._me.later(10.0, self._poll, woken)
+
+    def hold(self, seconds: float) -> None:
+        """What is permitted here is held by `Store.share`."""
+
+    async def _share(self, choose: Callable[[Process, float], float | None]) -> list[Record]:
+        """Hold the open attempts of which `choose` says, by who holds them until when, how much longer; return them."""
+
+        async def work(database: Database) -> list[Record]:
+            found = []
+            for record in map(record_of, await database.fetch("unfinished", ())):
+                seconds = choose(*self._store.leases[record.client_transaction_id])
+                if seconds is not None:
+                    self._store.leases[record.client_transaction_id] = self._me, self._world.now + seconds
+                    found.append(record)
+            return found
+
+        found: list[Record] = await self.work(work)
+        return found
+
+    async def claim_due(self, limit: int, seconds: float) -> list[Record]:
+        return await self._share(lambda _, due: seconds if due <= self._world.now else None)
+
+    async def renew(self, seconds: float) -> int:
+        left = self._world.now
+        found = await self._share(lambda who, due: max(seconds, due - left) if who is self._me else None)
+        return len(found)
+
+    async def held(self) -> set[str]:
+        found = await self._share(lambda who, due: due - self._world.now if who is self._me else None)
+        return {each.client_transaction_id for each in found}
+
+    async def defer(self, seconds: Mapping[str, float]) -> None:
+        for each, longer in seconds.items():
+            if self._store.leases[each][0] is self._me:
+                self._store.leases[each] = self._me, self._world.now + longer
+
+    async def reserve(self, gap: float) -> float:
+        return 0.0
+
+    async def pause(self, seconds: float) -> None:
+        """No world of leases has a rate."""
+
+    async def note_overpaid(self, at: float) -> None:
+        """Nothing: SQLite's writer writes that with the payment."""

@@ -281,6 +281,33 @@ def _no_answer_is_the_last() -> list[Patch]:
     return [(Policy, "is_over", is_over)]
 
 
+def _not_found_frees() -> list[Patch]:
+    """The last query of an expired push counts though it was not found."""
+    shipped = AnswerReader.not_found
+
+    def not_found(self: AnswerReader) -> Reading:
+        reading = shipped(self)
+        reading.is_about_ask = True
+        return reading
+
+    return [(AnswerReader, "not_found", not_found)]
+
+
+async def _itself(self: Refusals, record: Record) -> list[Record]:
+    return [record]
+
+
+async def _begun_or_not(self: Attempts, attempt: Attempt) -> Record:
+    """Send, and believe whoever is said to send this id already."""
+    identifier = attempt.request.client_transaction_id
+    if identifier in self._in_flight:
+        return await self._in_flight[identifier][1]
+    return await _SEND(self, attempt)
+
+
+_SEND = Attempts.send
+
+
 def _always(*_: object) -> bool:
     return True
 
@@ -349,6 +376,16 @@ VARIANTS = {
     "memory says more": Variant(
         lambda: [(late_writes, "unwritten", lifecycle.advance)], frozenset({"outages"})
     ),
+    # Of several attempts of an id only the newest is looked at before the next.
+    "the newest attempt alone": Variant(lambda: [(Refusals, "_attempts", _itself)], frozenset({"again"})),
+    # What is cancelled under our id decides an attempt that may not be listed yet.
+    "an earlier attempt decides": Variant(
+        lambda: [(AnswerReader, "_may_be_of_an_earlier_attempt", lambda self: False)], frozenset({"again"})
+    ),
+    "not found frees": Variant(_not_found_frees, frozenset({"hidden"})),
+    "sent before it began": Variant(lambda: [(Attempts, "send", _begun_or_not)], frozenset({"endings"})),
+    # A transaction id that no transaction has is taken from whoever makes a notification by hand.
+    "impossible ids": Variant(lambda: [(tracker, "is_id", _always)], frozenset({"again"})),
 }
 if sys.version_info >= (3, 12):
     # A query's task is stored by its creator, who may be the later one of the two.

@@ -348,6 +348,25 @@ async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: py
     assert b"s3cret" not in path.read_bytes()
 
 
+async def test_a_log_that_its_owner_had_only_begun(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner was killed there: SQLite's own attempts to read without writing end after ten seconds, so others do."""
+    await filled(path)
+    connect = sqlite3.connect
+
+    class Begun(sqlite3.Connection):
+        def execute(self, *_: Any) -> Any:
+            error = sqlite3.OperationalError("locking protocol")
+            error.sqlite_errorname = "SQLITE_PROTOCOL"
+            raise error
+
+    def connecting(address: str, **options: Any) -> sqlite3.Connection:
+        return connect(address, factory=Begun if "readonly_shm" in address else sqlite3.Connection, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connecting)
+    async with opened(f"sqlite:{path}", read_only=True) as ledger:
+        assert [record.state async for record in ledger.records()] == [State.PENDING]
+
+
 async def test_a_time_that_is_not_a_number(path: Path) -> None:
     """SQLite keeps NaN as NULL, which the column refuses: one caller's fault."""
     async with opened(f"sqlite:{path}") as ledger:

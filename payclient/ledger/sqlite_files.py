@@ -40,8 +40,11 @@ APPLICATION_ID = 0x5061794C
 #: Seconds that the owner waits for a program that reads, backs up or writes its file.
 BUSY = 2.0
 
-#: What SQLite raises where it would have to make or write the shared memory of a write-ahead log.
-_NEEDS_SHARED_MEMORY = frozenset({"SQLITE_CANTOPEN", "SQLITE_READONLY_CANTINIT", "SQLITE_READONLY_RECOVERY"})
+#: What SQLite raises where it would have to make or write the shared memory of a write-ahead log. Where an owner was
+#: killed as it began that log, SQLite tries for ten seconds first.
+_NEEDS_SHARED_MEMORY = frozenset(
+    {"SQLITE_CANTOPEN", "SQLITE_READONLY_CANTINIT", "SQLITE_READONLY_RECOVERY", "SQLITE_PROTOCOL"}
+)
 
 #: In this order, each with what must be read back.
 _SETTINGS: tuple[tuple[str, str, object], ...] = (

@@ -429,6 +429,33 @@ async def test_no_forged_hint_is_looked_at_instead_of_what_is_listed_late(
 
 
 @EXISTS
+@pytest.mark.parametrize("way", ["not taken by the ledger", "failed", "waiting for its turn"])
+async def test_no_forged_hint_takes_the_place_of_that_look(
+    service: FakeService, says: Script, way: str
+) -> None:
+    """The look at `absent_after` is made again by our own id, and one that waits for its turn stays by it."""
+    lagging(service, 300)
+    service.scripts = [posted(1, says), says]
+    is_late = way == "waiting for its turn"
+    profile = attrs.evolve(PROFILE, queries_per_minute=0.5 if is_late else None)
+    ledger = HookedLedger(before={"FoundAccepted": once(disk_full)} if way.startswith("not") else {})
+    async with tracking(service, ledger, profile) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        await service.clock.advance(590)
+        if is_late:
+            await error_of(payclient.RefusedError, tracker.sale(sale("another", phone="0984111333")))
+            await service.clock.advance(15)
+        elif way == "failed":
+            service.status_scripts = [reset] * 2
+            await service.clock.advance(11)
+        assert len(service.queries) == 1 + is_late + (way == "failed")
+        await tracker.notify(hint(77))
+        await service.clock.advance(2000)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
+@EXISTS
 @pytest.mark.parametrize("between", [refuses(5, status=401), seen_dead], ids=["401", "dead"])
 @pytest.mark.parametrize("way", ["here", "in the next process", "hours later"])
 async def test_a_later_refusal_does_not_end_the_look_at_an_earlier_one(

@@ -239,7 +239,7 @@ class OpenAsks:
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
             ask.failures += 1
-            ask.recheck_soon = ask.record.state.decided
+            ask.recheck()
             self.late.failed_write(error)
         else:
             return True
@@ -272,7 +272,7 @@ class OpenAsks:
             ask.created, ask.expires = self._times(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):
             # A transaction id was just named: it is queried before "not found" proves anything.
-            ask.absent_at, ask.client_queried_at = None, NEVER
+            ask.absent_at, ask.client_queried_at, ask.recheck_soon = None, NEVER, record.state.decided
         if record.state is before.state:
             if record.evidence is Evidence.LAST_QUERY is not before.evidence and ask.waiters:
                 self.wake(ask, exhausted=True)  # the last query may be another process's

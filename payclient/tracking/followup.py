@@ -138,9 +138,9 @@ class Followed(Scheduled):
     final_at: float = NEVER
     #: Every query that a wait hopes for has been made.
     exhausted: bool = False
-    #: When a decided ask is queried once more; infinity: no more.
+    #: When a decided ask is queried once more by our own id; infinity: no more.
     recheck_at: float = float("inf")
-    #: Whether a decided ask is queried once more at its next turn; set again by a query that came to nothing.
+    #: Whether a decided ask is queried once more at its next turn, by what was named to it.
     recheck_soon: bool = False
 
     # The facts that answers have shown
@@ -201,11 +201,16 @@ class Followed(Scheduled):
     def note_unanswered(self, candidate_id: int | None) -> None:
         """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
-        self.recheck_soon = self.record.state.decided
-        if self.recheck_soon:
-            self.by_client_id_next = candidate_id is None  # by the same id as before
+        self.recheck()
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
+
+    def recheck(self) -> None:
+        """Make the last query of a decided ask once more, by the same id: it came to nothing."""
+        if self.record.state.decided and self.by_client_id_next:  # the last one went by a candidate
+            self.recheck_soon = True
+        elif self.record.state.decided:
+            self.recheck_at = self.queried_at
 
 
 def is_presumed(record: Record) -> bool:

@@ -128,8 +128,11 @@ class Poller:
                 ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
-    def recheck(self, record: Record, *, after: float = 0.0) -> None:
-        """Query a decided ask once more, for a correction: as soon as its turn comes, or after so many seconds."""
+    def recheck(self, record: Record, *, after: float | None = None) -> None:
+        """Query a decided ask once more, for a correction: as soon as its turn comes, by what was named to it.
+
+        With `after` by our own id, after so many seconds.
+        """
         if not self.policy.can_find(record) or self.asks.closed:
             return
         newest = self.asks.find(record.client_transaction_id)
@@ -138,12 +141,12 @@ class Poller:
         ask = self.asks.follow(record)  # one that was open until now is removed
         if ask is None or not self.asks.has(ask):
             ask = self.asks.add(record)
-        if after:
+        if after is not None:
             ask.recheck_at = self.clock.monotonic() + after
             if ask.slot is None and ask.task is None:
                 self.asks.due.put(ask, ask.recheck_at)
-        elif not ask.line:
-            ask.recheck_soon, ask.by_client_id_next = True, False  # by the transaction that was just named
+        else:
+            ask.recheck_soon = True
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def plan_form(self, form: ReturnedForm) -> None:
@@ -244,8 +247,12 @@ class Poller:
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """Query a decided ask once more where it was notified, or its time has come; else forget it."""
+        if ask.line:
+            return  # its query plans the next look
         if ask.recheck_soon or now >= ask.recheck_at:
-            if not ask.recheck_soon:  # each has a query of its own: that of a hint goes by what it named
+            # Each has a query of its own: that of a hint goes by what it named.
+            ask.by_client_id_next = self.policy.by_our_id and not ask.recheck_soon
+            if not ask.recheck_soon:
                 ask.recheck_at = math.inf
             ask.recheck_soon = False
             self._lines.put(ask, LATE)

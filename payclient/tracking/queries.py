@@ -166,7 +166,8 @@ class StatusQueries:
             if record.state.decided and await is_noted(self._asks.ledger, record, reading.events):
                 return True
         except LedgerError as error:  # query it once more, as after a write that failed
-            ask.failures, ask.recheck_soon = ask.failures + 1, True
+            ask.failures += 1
+            ask.recheck()
             self._asks.late.failed(error)
             return False
         _alarm(record, reading)

@@ -107,7 +107,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
                 await confirmer.recover([record])
         elif can_query:
             for due in await _queries_due(ledger, record, poller.policy.absent_after):
-                poller.recheck(record, after=max(due - now, 0.0))
+                poller.recheck(record, after=None if due is None else max(due - now, 0.0))
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
@@ -127,16 +127,16 @@ def is_abandoned(record: Record) -> bool:
     return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
 
 
-async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float]:
-    """Return when an unpaid attempt is queried once more, in UTC seconds: for a notification, and for what exists."""
+async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float | None]:
+    """Return when an unpaid attempt is queried once more: None, now, for a notification; in UTC, for what exists."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
     is_late = notified_at is not None and notified_at >= decided_at
     history = await ledger.history(unpaid.client_transaction_id) if is_late or is_refused else []
-    dues = []
+    dues: list[float | None] = []
     # It may have been queried, but the answer "not found" leaves no event.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
-        dues.append(notified_at)
+        dues.append(None)
     # `Refused.exists`, of any attempt: once more, for an index that lags.
     if is_refused and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
         dues.append(decided_at + absent_after)

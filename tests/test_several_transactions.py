@@ -496,14 +496,16 @@ async def test_a_later_refusal_of_another_process_does_not_end_the_look(
 
 
 @EXISTS
+@pytest.mark.parametrize("shares", [False, True])
 async def test_a_later_attempt_that_another_process_sends_does_not_end_the_look(
-    service: FakeService, says: Script
+    service: FakeService, says: Script, shares: bool
 ) -> None:
     """Somebody waits for it where the look was planned: it is followed there until it is read as refused."""
     lagging(service, 300)
-    held, ledger = Held(refuses(5, status=401)), MemoryLedger()
+    held, ledger = Held(refuses(5, status=401)), SharedLedger()
+    ledgers = (ledger, SharedLedger(ledger)) if shares else [MemoryLedger()] * 2
     service.scripts = [posted(1, says), held]
-    async with tracking(service, ledger) as tracker, tracking(service, ledger) as another:
+    async with tracking(service, ledgers[0]) as tracker, tracking(service, ledgers[1]) as another:
         await error_of(payclient.PayError, tracker.sale(sale()))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(error_of(payclient.UnauthorizedError, another.sale(sale())))

@@ -282,6 +282,7 @@ class OpenAsks:
         if self.on_change is not None and not ask.elsewhere:  # else the process that follows it is called
             self.on_change(before, record)
         if record.state.decided:
+            ask.elsewhere = False  # what is planned of it is made here
             self.policy.note_decision(before, record)
             self._end_follow_up(record)
             self.wake(ask)

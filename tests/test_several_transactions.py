@@ -495,6 +495,24 @@ async def test_a_later_refusal_of_another_process_does_not_end_the_look(
         assert (found.state, found.attempt, found.transaction_id) == (State.ACCEPTED, 2, 1000)
 
 
+async def test_no_look_is_made_without_an_id_to_query_by(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By transaction id alone a newer attempt takes no later look of one that was notified: it failed for ever."""
+
+    async def notified() -> None:
+        await tracker.notify(hint(77))
+
+    service.scripts = [when(notified, BUSY), refuses(5, status=401)]
+    async with tracking(service, profile=BY_ID) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        await service.clock.advance(20)
+        await error_of(payclient.UnauthorizedError, tracker.sale(sale()))
+        await service.clock.advance(5000)
+    assert len(service.queries) == 2
+    assert "query failed" not in caplog.text
+
+
 @EXISTS
 @pytest.mark.parametrize("shares", [False, True])
 async def test_a_later_attempt_that_another_process_sends_does_not_end_the_look(

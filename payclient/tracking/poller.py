@@ -326,7 +326,7 @@ class Poller:
                 with suppress(LedgerError):
                     await self.asks.reread(ask)
             if self.asks.has(ask):  # a newer attempt may have taken its place
-                if queries:
+                if queries and self.policy.can_find(ask.record):  # it may have become a newer attempt
                     report = await self.queries.query(ask, self.policy.next_query(ask, now))
                 if self.policy.is_over(ask, now):
                     await self._exhaust(ask)

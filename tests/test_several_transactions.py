@@ -1071,9 +1071,10 @@ def source_of(service: FakeService) -> payclient.StatusSource:
         if found is None:
             return None
         state: Any = found["state"]
+        whose = str(found["clientTransactionId"])
         return payclient.StatusReport(
-            state=state, transaction_id=number or ours[0], client_transaction_id="order-17", amount=1150,
-            currency="USD", raw={},
+            state=state, transaction_id=number or ours[0], client_transaction_id=whose,
+            amount=1150, currency="USD", raw={},
         )  # fmt: skip
 
     return source
@@ -1092,6 +1093,32 @@ async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_
         await service.clock.advance(20)
         assert (await tracker.sale(sale())).outcome.paid is True
     assert service.posted == {"order-17": 1}
+
+
+async def test_what_a_source_finds_by_a_hint_locks_no_id(service: FakeService) -> None:
+    """It is another's transaction, and nothing was created of ours: the sale may be sent again."""
+    service.scripts = [posted(0, BUSY)]
+    profile = attrs.evolve(PROFILE, status=None)
+    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.add_sale(77, clientTransactionId="another")
+        await tracker.notify(hint(77))
+        await service.clock.advance(20)
+        assert (await tracker.sale(sale())).state is State.PENDING
+
+
+async def test_what_a_source_finds_cancelled_by_a_hint_hides_no_other(service: FakeService) -> None:
+    """The cancelled one of two was named; by our own id the source finds the other, which is paid."""
+    service.scripts = [posted(2, BUSY)]
+    profile = attrs.evolve(PROFILE, status=None)
+    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Cancelado", 1001)
+        await tracker.notify(hint(1001))
+        await service.clock.advance(400)
+        service.decide("Aceptado", 1000)
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 2}
 
 
 async def test_a_forged_hint_mutes_no_source_that_finds_by_our_id(service: FakeService) -> None:

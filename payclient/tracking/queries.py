@@ -341,9 +341,8 @@ class Refusals:
         One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
         """
         identifier = before.client_transaction_id
-        named = _named(doubted)
         policy, own_source = self._poller.policy, self._queries.source is not None
-        turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_our_id else ())]
+        turns = _named(doubted) * policy.by_transaction_id + [None] * policy.by_our_id
         cancelled = None
         for candidate_id in turns:
             await self._wait_for_turn()
@@ -351,21 +350,20 @@ class Refusals:
                 client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id
             )
             report = await self._queries.status(ids)
-            queried_id = None if own_source else candidate_id
-            if report is None:
-                continue
+            queried_id, by_id = None if own_source else candidate_id, candidate_id is not None
+            if report is None or (by_id and report.client_transaction_id not in (None, identifier)):
+                continue  # not found, or another's
             # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
             ours = [before, *doubted] if report.state == "Cancelado" else [before]
-            by_id = candidate_id is not None
             if all(
                 find_mismatch(each, report, must_name_ours=by_id, candidate_id=queried_id) for each in ours
             ):
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")
-            if queried_id is None:
+            if not by_id:
                 return report
-            report = attrs.evolve(report, transaction_id=queried_id)
+            report = attrs.evolve(report, transaction_id=queried_id or report.transaction_id)
             if report.state != "Cancelado":
                 return report
             cancelled = report

@@ -20,6 +20,7 @@ from fake_ledgers import HookedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
+    Said,
     Script,
     answer,
     error_of,
@@ -29,7 +30,9 @@ from fake_service import (
     outcome_of,
     pending_of,
     record_in,
+    refusal,
     refuses,
+    reset,
     sale,
     selling,
     tracking,
@@ -329,6 +332,22 @@ async def test_what_had_its_last_query_long_ago_is_queried_once_more(service: Fa
             assert (await outcome_of(service, await pending_of(tracker), 10)).paid is None
             await service.clock.advance(1000)
         assert len(service.queries) == 1
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+@pytest.mark.parametrize("said", [reset, lambda: refusal(5, status=401)], ids=["reset", "401"])
+async def test_that_query_is_made_again_where_it_has_no_answer(
+    service: FakeService, said: Said, fails: int
+) -> None:
+    """What was paid meanwhile is found though the service fails as the shop starts."""
+    ledger = MemoryLedger()
+    async with selling(service, ledger=ledger) as (_, pending):
+        await outcome_of(service, pending)
+        service.decide("Aceptado")
+    await service.clock.advance(7 * 86_400)
+    service.status_scripts = [said] * fails
+    async with tracking(service, ledger) as tracker:
+        assert (await outcome_of(service, await pending_of(tracker), 300)).paid is True
 
 
 async def test_a_notified_form_without_an_id_to_query_by_is_looked_at_no_more_often() -> None:

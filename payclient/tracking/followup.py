@@ -202,6 +202,8 @@ class Followed(Scheduled):
         """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
         self.recheck()
+        if self.record.evidence is Evidence.LAST_QUERY and self.final_queries == len(FINAL_QUERY_DELAYS):
+            self.final_queries -= 1  # `OpenAsks.add` left one to an ask of an earlier process
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 

@@ -259,6 +259,29 @@ async def test_what_another_follows_is_forgotten_where_nobody_waits(monkeypatch:
         assert (await pending_of(other)).state is pending.state
 
 
+@in_virtual_time
+async def test_a_wait_that_begins_as_its_ask_is_forgotten_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is read for it, and takes a while: nobody waits for the ask yet."""
+    ledger = SharedLedger()
+    deaf = SharedLedger(ledger)
+    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    read = deaf.get
+
+    async def read_slowly(client_transaction_id: str) -> Record | None:
+        found = await read(client_transaction_id)
+        await asyncio.sleep(20)
+        return found
+
+    service = Service(undecided=True)
+    async with crowding(service, ledger=ledger) as one, crowding(service, ledger=deaf) as other:
+        await one.sale(sale())
+        pending = await pending_of(other)
+        await asyncio.sleep(600)
+        monkeypatch.setattr(deaf, "get", read_slowly)
+        async with asyncio.timeout(3600):
+            assert (await pending.wait()).paid is None
+
+
 async def test_a_deaf_follower_queries_what_another_was_told(
     service: FakeService, url: str, postgres: PostgresServer, database: str
 ) -> None:

@@ -230,6 +230,7 @@ class PendingSale:
         if not (ask.record.state.decided or ask.exhausted):
             if asks.closed:  # while the ledger was read
                 return await self._learn(await settled(asks, ask.record))
+            ask = asks.follow(ask.record) or ask  # it may have been forgotten then, too
             await _wait_for_end(asks.clock, ask, timeout)
         return await self._learn(Outcome.of(ask.record, report=ask.report))
 

@@ -216,6 +216,29 @@ async def test_a_sale_of_several_processes(service: FakeService, exported: Expor
     assert (point.count, len([each for each in exported.spans() if each.name == "payclient sale"])) == (2, 2)
 
 
+async def test_a_later_attempt_of_another_process(
+    service: FakeService, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that looks at an earlier attempt once more counts no later one, which the other one sent."""
+    ledger = SharedLedger()
+    monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)  # it hears of no attempt that is not decided
+    service.scripts = [refuses(22, 2061)]
+    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+        exported.instrument(first)
+        exported.instrument(second)
+        await error_of(payclient.CustomerBusyError, first.sale(sale()))
+        pending = await second.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+        await service.clock.advance(1000)
+    states = [
+        (each.attributes or {})["payclient.state"]
+        for each in exported.spans()
+        if each.name == "payclient sale"
+    ]
+    assert states == ["refused", "accepted"]
+
+
 async def test_several_trackers_of_a_process(service: FakeService, exported: Exported) -> None:
     """The gauges are those of all that are open; the SDK read the first tracker's alone, and after its end nobody's."""
     pending = labels(payclient__kind="sale", payclient__state="pending")

@@ -279,7 +279,9 @@ class OpenAsks:
             return
         self._begin_anew(ask, before, record)
         self.touch()
-        if self.on_change is not None and not ask.elsewhere:  # else the process that follows it is called
+        # Else the process that follows it is called.
+        is_ours = not ask.elsewhere and record.attempt == before.attempt
+        if self.on_change is not None and is_ours:
             self.on_change(before, record)
         if record.state.decided:
             ask.elsewhere = False  # what is planned of it is made here

@@ -495,6 +495,27 @@ async def test_a_later_refusal_of_another_process_does_not_end_the_look(
         assert (found.state, found.attempt, found.transaction_id) == (State.ACCEPTED, 2, 1000)
 
 
+async def test_what_another_process_sent_in_silence_does_not_end_the_look(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a pooler it is not heard that the newer attempt was refused; nobody waits for that one."""
+    lagging(service, 300)
+    held, ledger = Held(refuses(5, status=401)), SharedLedger()
+    monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)
+    service.scripts = [posted(1, BUSY), held]
+    async with tracking(service, ledger) as tracker, tracking(service, SharedLedger(ledger)) as another:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        sending = asyncio.create_task(error_of(payclient.UnauthorizedError, another.sale(sale())))
+        await held.there.wait()
+        assert (await tracker.sale(sale())).state is State.SENDING
+        held.go.set()
+        await sending
+        service.decide("Aceptado")
+        await service.clock.advance(2000)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+        assert not tracker.open_sales()
+
+
 async def test_no_look_is_made_without_an_id_to_query_by(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:

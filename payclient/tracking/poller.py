@@ -222,9 +222,9 @@ class Poller:
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.elsewhere:
-            if (
-                ask.waiters and self.asks.leases is not None
-            ):  # the process that has it should have ended by now
+            # The process that has it should have ended by now.
+            is_wanted = ask.waiters or ask.recheck_at < math.inf
+            if is_wanted and self.asks.leases is not None:
                 self.asks.leases.beside.add(ask.record.client_transaction_id)
                 ask.elsewhere = False
                 self.asks.plan(ask)
@@ -322,7 +322,7 @@ class Poller:
             now = self.clock.monotonic()
             if ask.record.state is State.PENDING and now >= ask.expires:
                 await self.asks.apply(ask, Expired(at=self.clock.time()))
-            if ask.record.state.decided:
+            if ask.record.state.decided or ask.record.state is State.SENDING:  # as far as this process knows
                 with suppress(LedgerError):
                     await self.asks.reread(ask)
             if self.asks.has(ask):  # a newer attempt may have taken its place

@@ -18,7 +18,13 @@ import attrs
 import pytest
 
 from fake_service import error_of
-from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
+from payclient.errors import (
+    ConfigurationError,
+    LedgerInUseError,
+    LedgerMissingError,
+    LedgerUnavailableError,
+    UsageError,
+)
 from payclient.events import Created, Notified
 from payclient.ledger import sqlite_files
 from payclient.ledger.sqlite import SqliteLedger
@@ -365,6 +371,19 @@ async def test_a_log_that_its_owner_had_only_begun(path: Path, monkeypatch: pyte
     monkeypatch.setattr(sqlite3, "connect", connecting)
     async with opened(f"sqlite:{path}", read_only=True) as ledger:
         assert [record.state async for record in ledger.records()] == [State.PENDING]
+
+
+async def test_a_ledger_whose_making_was_killed_is_not_there(path: Path, tmp_path: Path) -> None:
+    """Its owner makes it anew; who may only read cannot roll back what is left of the first try."""
+    with closing(sqlite3.connect(tmp_path / "begun", isolation_level=None)) as begun:
+        begun.execute("CREATE TABLE attempts (id)")
+        begun.execute("INSERT INTO attempts VALUES (zeroblob(100000))")
+        begun.execute("PRAGMA cache_size = 1")
+        begun.execute("BEGIN")
+        begun.execute("UPDATE attempts SET id = zeroblob(90000)")
+        for end in ("", "-journal"):
+            shutil.copy(tmp_path / f"begun{end}", f"{path}{end}")
+    await error_of(LedgerMissingError, SqliteLedger.open(str(path), read_only=True))
 
 
 async def test_a_time_that_is_not_a_number(path: Path) -> None:

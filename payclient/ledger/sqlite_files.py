@@ -332,7 +332,9 @@ def open_to_read(path: str) -> OpenFile:
                 raise missing(path)
             return OpenFile(connection, _digest_key(connection), undo.pop_all().close)
     except (OSError, sqlite3.Error) as error:
-        fault = unavailable(error, "read")
+        # A rollback journal is left of an owner that was killed as it made the ledger.
+        is_unmade = getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_ROLLBACK"
+        fault = missing(path) if is_unmade else unavailable(error, "read")
     raise fault
 
 

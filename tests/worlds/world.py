@@ -256,8 +256,9 @@ class World:
         for process in self.processes.values():
             process.resume()
         # What is shed for ever, or queued for a rate, is waited for as long as a wait may last.
+        begun = self.now
         self.run(self.now + max(2.5 * settings.absent_after, settings.slow_wait))
-        self._none_waits("calm")
+        self._none_waits("calm", begun + settings.absent_after)
         self._restart(client_ids)
         if not self.oracle.violations:
             self.oracle.at_the_end()
@@ -272,7 +273,7 @@ class World:
                 process.do(process.close())
             else:
                 process.kill()
-        self.run(self.now + self.settings.total + 5.0)
+        self.run(self.now + self.settings.total + 6.0)
         for process in ending:
             if not process.dead:
                 self.oracle.violated(f"{process.name} does not close")
@@ -289,9 +290,10 @@ class World:
         self.run(self.now + max(1.5 * settings.absent_after + settings.window, settings.slow_wait))
         self._none_waits("the restart")
 
-    def _none_waits(self, after: str) -> None:
+    def _none_waits(self, after: str, opened_before: float = math.inf) -> None:
+        """Note a violation where somebody still waits, but for who opened too late for a wait to end."""
         for process in self.processes.values():
-            if process.waiting and not self.oracle.violations:
+            if process.waiting and process.opened_at < opened_before and not self.oracle.violations:
                 waits = sorted(process.waiting.values())
                 self.oracle.violated(f"{process.name}: after {after} still waits: {', '.join(waits)}")
 

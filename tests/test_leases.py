@@ -134,13 +134,17 @@ async def followed_by(worker: Worker, identifier: str = "order-17") -> None:
     await until(held)
 
 
-async def passing(service: FakeService, waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
-    """Let time pass, no faster than PostgreSQL, until a wait ends."""
+async def passing(
+    service: FakeService, waiting: asyncio.Future[payclient.Outcome], worker: Worker | None = None
+) -> payclient.Outcome:
+    """Let time pass until a wait ends; with a worker no faster than its ledger writes."""
     for _ in range(1000):
         if waiting.done():
             break
         await service.clock.advance(2.0)
         await asyncio.sleep(0.001)
+        if worker is not None:
+            await worker.ledger.get("order-17")
     return await soon(waiting)
 
 
@@ -449,7 +453,7 @@ async def test_an_expired_sale_that_nobody_holds(
     connection = await asyncpg.connect(url)
     async with working(service, url) as first:
         waiting = asyncio.ensure_future((await first.tracker.sale(sale())).wait())
-        assert (await passing(service, waiting)).state is State.EXPIRED
+        assert (await passing(service, waiting, first)).state is State.EXPIRED
         await until(lambda: connection.fetchval(due))
     monkeypatch.setattr(leases, "RENEW", 1000.0)
     async with working(service, url) as second:

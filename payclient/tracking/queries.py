@@ -38,7 +38,7 @@ from payclient.tracking.evidence import (
     find_mismatch,
     verdict,
 )
-from payclient.tracking.followup import Followed, StatusSource, TransactionRef
+from payclient.tracking.followup import Followed, Policy, StatusSource, TransactionRef
 from payclient.tracking.recovery import by_attempt, is_noted
 from payclient.validation import is_personal
 
@@ -250,10 +250,11 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
     return False
 
 
-def _named(attempts: Sequence[Record]) -> list[int | None]:
-    """Return the transaction ids that were named to attempts, the newest first."""
-    ids = dict.fromkeys(each for one in reversed(attempts) for each in reversed(one.candidate_ids))
-    return [each for each in ids if each != DROPPED]
+def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[int | None]:
+    """Return the ids to query attempts by: each that was named to them, the newest first, then None for our own."""
+    named = (each for one in reversed(attempts) for each in reversed(one.candidate_ids) if each != DROPPED)
+    ids: list[int | None] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
+    return [*ids, None] if policy.by_our_id else ids
 
 
 class Refusals:
@@ -341,10 +342,8 @@ class Refusals:
         One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
         """
         identifier = before.client_transaction_id
-        policy, own_source = self._poller.policy, self._queries.source is not None
-        turns = _named(doubted) * policy.by_transaction_id + [None] * policy.by_our_id
-        cancelled = None
-        for candidate_id in turns:
+        own_source, cancelled = self._queries.source is not None, None
+        for candidate_id in _ids_to_query(doubted, self._poller.policy):
             await self._wait_for_turn()
             ids = TransactionRef(
                 client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id

@@ -61,7 +61,7 @@ class StatementOptions(Layout):
     returned: tuple[str, ...] = ()
     """A word of the column state that means given back, as an amount less than 0 does. Repeatable."""
     currency: str | None = None
-    """Of all lines, where there is no such column."""
+    """The currency of all lines, where there is no such column."""
     ignore_rest: Annotated[bool, Parameter(parse=False)] = True
     ignore: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
 

@@ -124,7 +124,7 @@ def cell_text(value: object, mark: str) -> str:
         return str(value).lower()
     if isinstance(value, float | Decimal):
         number = f"{value:{'.15g' if isinstance(value, float) else '.2f'}}"
-        # Three digits behind a mark are thousands to whoever takes the other mark for the decimal one.
+        # A reader with the other decimal mark takes three digits behind this one for thousands.
         return number.replace(".", mark) + "0" * (number[-4:-3] == ".")
     return "" if value is None or isinstance(value, CellError) else str(value)
 

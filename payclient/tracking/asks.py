@@ -157,9 +157,8 @@ class OpenAsks:
         ask = Followed(record, *self._times(record, now), now)
         self._asks[record.client_transaction_id] = ask
         if record.evidence is Evidence.LAST_QUERY:
-            ask.final_queries = (
-                len(FINAL_QUERY_DELAYS) - 1
-            )  # an earlier process made the last ones: once more
+            # An earlier process made the last queries: one more is left.
+            ask.final_queries = len(FINAL_QUERY_DELAYS) - 1
         if before is not None:
             ask.recheck_at = before.recheck_at
             self.wake(before, exhausted=True)
@@ -206,7 +205,7 @@ class OpenAsks:
         if when is not None:
             self.due.put(ask, when)
         else:
-            ask.slot = None  # nor for what it waited for before
+            ask.slot = None  # the time for which it was planned before does not count
 
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""

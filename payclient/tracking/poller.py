@@ -229,7 +229,7 @@ class Poller:
                 ask.elsewhere = False
                 self.asks.plan(ask)
             else:
-                self.asks.drop(ask)  # whoever looks at it again finds it in the ledger
+                self.asks.drop(ask)  # the next call that needs the ask reads it from the ledger
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
         elif not policy.can_find(ask.record):

@@ -331,9 +331,6 @@ class Confirmer:
         if current.declined and self._confirm_others(form, reading.report):
             return False
         form.report = reading.report or form.report
-        if reading.conflict and not await is_noted(self._asks.ledger, form.record, reading.events):
-            what = f"a confirmation is not ours: {reading.conflict}"
-            log("error", "confirmation_conflicted", form.record.client_transaction_id, "%s", what)
         form.record = await self._poller.queries.write(form.record, reading)
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
@@ -355,7 +352,7 @@ class Confirmer:
         dropped = current.transaction_id if drops else None
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         with suppress(LedgerError):  # a forged notification may come again and again: it is written once
-            if dropped is None and await is_noted(self._asks.ledger, form.record, [event]):
+            if await is_noted(self._asks.ledger, form.record, [event]):
                 return True
         form.record = await self._asks.write(form.record, event)
         return True

@@ -1,6 +1,6 @@
 """The meaning of an answer for an ask: the events that it stands for. No clock, no I/O, no logging.
 
-What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report, conflicts.
+What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import (
-    BETWEEN_PROOFS,
-    MOST_REMEMBERED,
-    Followed,
-    Policy,
-    TransactionRef,
-    may_be_absent,
-)
+from payclient.tracking.followup import BETWEEN_PROOFS, Followed, Policy, TransactionRef, may_be_absent
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
@@ -90,7 +83,7 @@ class Reading:
 
     - `events`: What is written.
     - `alarms`: What a person must look at now.
-    - `conflict`: What is not ours, unless an earlier answer showed it.
+    - `conflict`: What is not ours.
     - `warning`: What is logged once.
     - `report`: What is shown of the answer; None where it is not about our sale.
     - `needs_second_query`: A query by client transaction id comes before this answer decides.
@@ -104,6 +97,11 @@ class Reading:
     report: StatusReport | None = None
     needs_second_query: bool = False
     is_about_ask: bool = False
+
+
+def conflict(mismatch: str, at: float) -> Reading:
+    """Return the meaning of an answer that is not ours."""
+    return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
 
 
 def find_mismatch(
@@ -228,7 +226,7 @@ class AnswerReader:
         ask, record, candidate_id = self.ask, self.ask.record, self.query.candidate_id
         named = report.client_transaction_id
         if self._may_be_of_another_account(report):
-            reading = self._conflict("found under other credentials than those that sent it")
+            reading = conflict("found under other credentials than those that sent it", self.at)
             reading.warning = UNDER_ANOTHER
             return reading
         if candidate_id is not None and named not in (None, record.client_transaction_id):
@@ -245,7 +243,7 @@ class AnswerReader:
             candidate_id=None if self.credentials is None else candidate_id,
         )
         if mismatch:
-            return self._conflict(mismatch)
+            return conflict(mismatch, self.at)
         if self.credentials is not None and record.kind == "sale" and named is not None:
             self.credentials.learn(record, report.transaction_id, self.token)
         if self._needs_second(report):
@@ -302,7 +300,7 @@ class AnswerReader:
         else:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(record, report):
-            return self._conflict(mismatch)
+            return conflict(mismatch, self.at)
         return self._verdict(report, transaction_id)
 
     def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
@@ -325,13 +323,6 @@ class AnswerReader:
         record, early = self.ask.record, self.now < self.ask.begun + self.policy.absent_after
         # Where another process sends it, it may be known here as SENDING still.
         return record.attempt > 1 and early and (record.state is State.SENDING or may_be_absent(record))
-
-    def _conflict(self, mismatch: str) -> Reading:
-        """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""
-        if mismatch in self.ask.conflicts:
-            return Reading()
-        self.ask.conflicts = (*self.ask.conflicts, mismatch)[-MOST_REMEMBERED:]
-        return Reading([Conflicted(at=self.at, what=mismatch)], conflict=mismatch)
 
     def not_found(self) -> Reading:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
@@ -386,7 +377,7 @@ def read_confirmation(record: Record, transaction_id: int, report: StatusReport,
     else:
         mismatch = find_mismatch(record, report)
     if mismatch:
-        return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
+        return conflict(mismatch, at)
     return read_form(record, report, at)
 
 

@@ -146,8 +146,6 @@ class Followed(Scheduled):
     # The facts that answers have shown
     #: The last report of ours; None if it was `Pendiente` or "not found".
     report: StatusReport | None = None
-    #: How reports mismatched the ask, the latest last.
-    conflicts: tuple[str, ...] = ()
     #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
     absent_at: float | None = None
     missing_since: float | None = None

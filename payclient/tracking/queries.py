@@ -161,9 +161,8 @@ class StatusQueries:
         record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
-        # A decided ask is followed anew for each query: only its history shows whether this was written before.
         try:
-            if record.state.decided and await is_noted(self._asks.ledger, record, reading.events):
+            if await is_noted(self._asks.ledger, record, reading.events):
                 return True
         except LedgerError as error:  # query it once more, as after a write that failed
             ask.failures += 1
@@ -181,6 +180,9 @@ class StatusQueries:
         if await is_noted(self._asks.ledger, record, reading.events):
             return record
         _alarm(record, reading)
+        if reading.conflict is not None:  # no other answer that is written here has one
+            what = "a confirmation is not ours: %s"
+            log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
         for event in reading.events:
             record = await self._asks.write(record, event)
         return record

@@ -144,11 +144,15 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
-    """Return whether the events are one conflict that the attempt's history has: it was written and logged before."""
-    if len(events) != 1 or not isinstance(events[0], Conflicted):
-        return False
-    # Only a conflict says `what`.
-    return any(said.get("what") == events[0].what for _, said in await history_of(ledger, record))
+    """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
+
+    One that drops a candidate is written each time: the candidate may have been named again.
+    """
+    match events:
+        case [Conflicted(candidate_id=None, what=what)]:
+            # Only a conflict says `what`.
+            return any(said.get("what") == what for _, said in await history_of(ledger, record))
+    return False
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

@@ -23,13 +23,7 @@ class Arrivals:
 
     async def notify(self, notification: Notification) -> Receipt:
         """Write a hint, and query at once; see `Tracker.notify`."""
-        ask = self._poller.asks.find(notification.client_transaction_id)
-        # A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet. Of an ask
-        # that is followed elsewhere, or was decided, a newer attempt than the known one may be on its way.
-        if ask is not None and (
-            ask.elsewhere or ask.record.state.decided or ask.record.state is State.SENDING
-        ):
-            ask = None
+        ask = self._poller.asks.open_ask(notification.client_transaction_id)
         record = await self._ledger.get(notification.client_transaction_id) if ask is None else ask.record
         if record is None:
             return Receipt.UNMATCHED

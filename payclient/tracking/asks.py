@@ -173,10 +173,15 @@ class OpenAsks:
         ends = min(now + expires_at - self.clock.time(), now + self.policy.longest_life[record.kind])
         return ends - (expires_at - record.created_at), ends
 
-    def open_record(self, client_transaction_id: str) -> Record | None:
-        """Return the record of an open ask that is followed here; of others the ledger has the newest."""
+    def open_ask(self, client_transaction_id: str) -> Followed | None:
+        """Return an open ask whose record here is the newest. None: only the ledger has it, perhaps a new attempt's.
+
+        A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet.
+        """
         ask = self._asks.get(client_transaction_id)
-        return None if ask is None or ask.elsewhere or ask.record.state.decided else ask.record
+        if ask is None or ask.elsewhere or ask.record.state.decided or ask.record.state is State.SENDING:
+            return None
+        return ask
 
     def all(self) -> Iterator[Followed]:
         """Return every open ask."""

@@ -183,10 +183,9 @@ class Attempts:
         if running is not None and not running[1].done():  # else it was cancelled before it began
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
         else:
-            existing = self._asks.open_record(identifier)
-            if existing is not None and existing.state is not State.SENDING:
-                attempt.check_same(existing.digest, existing.purchase)
-                return existing
+            if (ask := self._asks.open_ask(identifier)) is not None:
+                attempt.check_same(ask.record.digest, ask.record.purchase)
+                return ask.record
             running = self._in_flight[identifier] = attempt, self._poller.start_detached(self._send(attempt))
         attempt, sent = running
         try:

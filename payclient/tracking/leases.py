@@ -200,10 +200,10 @@ class Leases:
             if self._untaken:
                 newest = await self._ledger.get_many(list(self._untaken))
                 self._untaken.difference_update(newest)
-                followed = self._asks.open_record
+                open_ask = self._asks.open_ask
                 left = [each for each in newest.values() if self._is_left(each)]
                 await self._take_over(
-                    [each for each in left if each.kind == "form" or not followed(each.client_transaction_id)]
+                    [each for each in left if each.kind == "form" or not open_ask(each.client_transaction_id)]
                 )
             if self._must_look:
                 await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)

@@ -279,11 +279,11 @@ class Tracker:
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""
-        asks = self._poller.asks
-        asks.check_loop()
+        self._poller.asks.check_loop()
         if not _may_be_known(client_transaction_id):
             return None
-        record = asks.open_record(client_transaction_id) or await self._ledger.get(client_transaction_id)
+        ask = self._poller.asks.open_ask(client_transaction_id)
+        record = await self._ledger.get(client_transaction_id) if ask is None else ask.record
         return None if record is None else self._poller.handle(record)
 
     def open_sales(self) -> list[PendingSale]:

@@ -322,17 +322,17 @@ class Policy:
         was created, or was not taken by the ledger: the answer may have been "paid". Nor does a query that was made
         before a whole life has passed here, since our clock may be ahead of the sender's.
         """
+        if not is_presumed(ask.record):
+            return False
         if not self.follows(ask.record):
             # No query finds it: its links hold its purchase, or the payment that was named to it.
-            return is_presumed(ask.record) and not was_acted_on(ask.record)
-        looked_at = ask.queried_at if self.can_query else now
-        if not is_presumed(ask.record) or looked_at < self._surely_ended(ask):
-            return False
+            return not was_acted_on(ask.record)
+        ended = self._surely_ended(ask)
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
-            return ask.exhausted and not was_acted_on(ask.record)
+            return now >= ended and ask.exhausted and not was_acted_on(ask.record)
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
-        return is_last and ask.is_answered and self.is_final(ask, looked_at)
+        return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
     def _surely_ended(self, ask: Followed) -> float:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""

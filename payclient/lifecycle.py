@@ -181,6 +181,8 @@ class Record:
 
 #: The states of what is paid, or may still be.
 PAID = (State.ACCEPTED, State.REVERSING)
+#: The states of what was paid once.
+APPROVED = (*PAID, State.REVERSED)
 
 _HINTS: dict[type[Event], State | None] = dict.fromkeys(
     (Notified, Returned, Conflicted, Suspected, FoundPending)

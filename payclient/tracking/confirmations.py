@@ -23,7 +23,7 @@ from payclient.errors import (
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import holds_purchase
-from payclient.lifecycle import PAID, Record, State
+from payclient.lifecycle import APPROVED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
@@ -31,7 +31,7 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import is_noted, unconfirmed_ids
-from payclient.tracking.returned_form import MOST_IDS, OVER, Confirmation, ReturnedForm
+from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -66,7 +66,7 @@ class Confirmer:
             what = "the form could not be used: is it opened from the registered domain?"
             log("warning", "form_unusable", record.client_transaction_id, what)
         transaction_id = back.transaction_id
-        is_over = record.archived or record.state in OVER or record.state is State.REFUSED
+        is_over = record.archived or record.state in APPROVED or record.state is State.REFUSED
         if is_over or (transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._form(record)
@@ -97,8 +97,11 @@ class Confirmer:
         return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
-        """Confirm transactions that were named to a form, without waiting; for None query whether it is paid."""
-        if self.confirms and record.state not in OVER:
+        """Confirm transactions that were named to a form, without waiting; for None query whether it is paid.
+
+        Also of a form that is CANCELLED or REFUSED: it may yet be paid.
+        """
+        if self.confirms and record.state not in APPROVED:
             for transaction_id in transaction_ids:
                 if (form := self._form(record)).has_room_for(transaction_id):
                     self._confirm(form, transaction_id)
@@ -118,7 +121,7 @@ class Confirmer:
         A payment that the report shows is confirmed then. Another transaction may be the payment of a cancelled one,
         as long as its confirmation has no answer.
         """
-        if not self.confirms or record.state in OVER:
+        if not self.confirms or record.state in APPROVED:
             return report
         form, waits = self._form(record), False
         if report.state == "Cancelado":
@@ -204,7 +207,7 @@ class Confirmer:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
             await self._put_on_record(form, current)
-            settled = current is None or form.record.state in OVER or await self._try(form, current)
+            settled = current is None or form.record.state in APPROVED or await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
@@ -230,7 +233,7 @@ class Confirmer:
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
-        if current is None or current.transaction_id is None or current.on_record or record.state in OVER:
+        if current is None or current.transaction_id is None or current.on_record or record.state in APPROVED:
             return
         if current.transaction_id in form.writing:
             return  # `_write_return` is writing it
@@ -334,7 +337,7 @@ class Confirmer:
         form.record = await self._poller.queries.write(form.record, reading)
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
-        is_over = form.record.state in OVER or (current.declined and form.record.state.decided)
+        is_over = form.record.state in APPROVED or (current.declined and form.record.state.decided)
         return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:

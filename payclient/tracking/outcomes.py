@@ -22,7 +22,7 @@ from payclient.errors import (
 )
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import APPROVED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 
@@ -36,9 +36,6 @@ __all__ = ["Outcome", "PendingSale", "as_decided"]
 
 #: Seconds after which outcomes are read again where the ledger could not be.
 AGAIN = 1.0
-
-#: The states that have the receipt of an approval.
-_APPROVED = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +126,7 @@ class Outcome:
             error=_refusal(record, change.evidence) if was_refused else None,
             # The record keeps the reason of its newest state alone.
             reason=record.reason if change.after is record.state else None,
-            receipt=_receipt(record) if change.after in _APPROVED else {},
+            receipt=_receipt(record) if change.after in APPROVED else {},
             also_paid=tuple(also_paid),
             cursor=change.cursor,
         )

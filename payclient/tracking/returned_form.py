@@ -10,7 +10,7 @@ import asyncio
 
 import attrs
 
-from payclient.lifecycle import DROPPED, Record, State
+from payclient.lifecycle import APPROVED, DROPPED, Record
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.followup import NEVER, Scheduled
@@ -20,9 +20,6 @@ MOST_IDS = 16
 
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
-
-#: States of a form that is confirmed no more. CANCELLED and REFUSED are not among them: such a form may yet be paid.
-OVER = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 
 @attrs.define(eq=False)
@@ -163,7 +160,7 @@ class ReturnedForm(Scheduled):
 
         Returns whether the id is given up, because its window is over.
         """
-        if self.record.state in OVER:
+        if self.record.state in APPROVED:
             self.close()
         if current is None or not current.open:
             return False

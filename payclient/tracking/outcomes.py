@@ -20,7 +20,7 @@ from payclient.errors import (
     TrackerClosedError,
     UsageError,
 )
-from payclient.events import Evidence, Overpaid
+from payclient.events import Evidence
 from payclient.ledger import Change
 from payclient.lifecycle import APPROVED, Record, State
 from payclient.logs import tracker_log as log
@@ -110,24 +110,21 @@ class Outcome:
     def at(cls, change: Change, record: Record) -> Self:
         """Return the outcome as of one change of an attempt, made from the attempt's newest record."""
         notified_at, was_refused = record.notified_at, change.after is State.REFUSED
-        also_paid = (
-            orjson.loads(change.detail or "{}").get("also", ()) if change.event == Overpaid.__name__ else ()
-        )
+        is_newest = change.after is record.state
         return attrs.evolve(
             cls.of(record),
             state=change.after,
             evidence=change.evidence,
             # A refused attempt has no id: the record's came with a later correction.
-            transaction_id=None
-            if was_refused and record.state is not State.REFUSED
-            else record.transaction_id,
+            transaction_id=None if was_refused and not is_newest else record.transaction_id,
             notified_at=None if notified_at is None or notified_at > change.at else notified_at,
             decided_at=change.at if change.after.decided else None,
             error=_refusal(record, change.evidence) if was_refused else None,
             # The record keeps the reason of its newest state alone.
-            reason=record.reason if change.after is record.state else None,
+            reason=record.reason if is_newest else None,
             receipt=_receipt(record) if change.after in APPROVED else {},
-            also_paid=tuple(also_paid),
+            # Only `Overpaid` says `also`.
+            also_paid=tuple(orjson.loads(change.detail or "{}").get("also", ())),
             cursor=change.cursor,
         )
 

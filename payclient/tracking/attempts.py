@@ -164,8 +164,8 @@ class Attempts:
 
     def is_same(self, request: SaleRequest, purchase: str | None, pending: PendingSale) -> bool:
         """Return whether a sale was made for this purchase with this content, by the digest that the ledger keeps."""
-        same = pending.digest == self.encode(request).digest
-        return same and purchase in (None, pending.outcome.purchase)
+        record = pending._record
+        return record.digest == self.encode(request).digest and purchase in (None, record.purchase)
 
     @property
     def are_shared(self) -> bool:

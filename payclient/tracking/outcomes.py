@@ -165,11 +165,6 @@ class PendingSale:
         return self._record.kind
 
     @property
-    def digest(self) -> bytes:
-        """The ledger's keyed digest of the content that was sent."""
-        return self._record.digest
-
-    @property
     def transaction_id(self) -> int | None:
         """The service's id; None while it is not known."""
         return self._now().transaction_id

@@ -183,6 +183,27 @@ async def test_a_refused_form_that_was_named_is_queried_before_a_push(
     assert not service.posted
 
 
+async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeService) -> None:
+    """It looks a form up in another list: asked for a sale it found nothing, and the customer paid twice."""
+
+    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
+        if ids.kind == "sale" or not service.sales:
+            return None
+        return payclient.StatusReport(
+            state="Aceptado", transaction_id=5001, client_transaction_id=ids.client_transaction_id,
+            amount=1150, currency="USD", raw={},
+        )  # fmt: skip
+
+    service.scripts = [refuses(20)]
+    async with tracking(service, status=source) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form(), purchase="cart"))
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(5)
+        service.add_sale(5001, clientTransactionId="form-1")
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart"))
+    assert not service.posted
+
+
 async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:

@@ -348,7 +348,10 @@ class Refusals:
         for candidate_id in _ids_to_query(doubted, self._poller.policy):
             await self._wait_for_turn()
             ids = TransactionRef(
-                client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id
+                client_transaction_id=identifier,
+                transaction_id=None,
+                candidate_id=candidate_id,
+                kind=before.kind,
             )
             report = await self._queries.status(ids)
             queried_id, by_id = None if own_source else candidate_id, candidate_id is not None

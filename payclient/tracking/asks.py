@@ -137,7 +137,7 @@ class OpenAsks:
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
                 self.update(ask, record)
-            if ask.elsewhere and self.has(ask):  # the update may have ended it
+            if ask.elsewhere:
                 ask.elsewhere = self.is_elsewhere(record)  # its lease may be ours by now
                 if not ask.elsewhere or (ask.slot is None and ask.task is None):  # a new wait must end, too
                     self.plan(ask)

@@ -134,9 +134,9 @@ class PaymentForm:
 class KeptLinks:
     """Keeps links where other processes and the next one find them, and deletes them once they are dead."""
 
-    def __init__(self, asks: OpenAsks, lifetime: float, *, keeps: bool) -> None:
+    def __init__(self, asks: OpenAsks, *, keeps: bool) -> None:
         self._asks = asks
-        self._lifetime = lifetime
+        self._lifetime = asks.policy.form_window
         self._keeps = keeps
         #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
         self._changed = asyncio.Event()

@@ -73,8 +73,7 @@ class Poller:
             raise ConfigurationError(
                 f"schedule must be a Schedule, such as Fixed(5) or Attentive(); {type(schedule).__name__} was given"
             )
-        own_source = status is not None
-        self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=own_source)
+        self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)

@@ -272,11 +272,8 @@ def advance(record: Record, event: Event) -> Record:
     changes = _changes(record, event)
     changes["version"] = record.version + 1
     if target is not None:
-        changes |= {"state": target, "evidence": event.evidence}
-        if target.decided:
-            changes["decided_at"] = event.at
-        elif record.decided_at is not None:
-            changes["decided_at"] = None
+        decided_at = event.at if target.decided else None
+        changes |= {"state": target, "evidence": event.evidence, "decided_at": decided_at}
         if isinstance(event, Found):
             changes["reason"] = event.reason
             is_another = isinstance(event, FoundAccepted) and event.instead_of is not None

@@ -336,7 +336,6 @@ class AnswerReader:
             if ask.missing_since is None:
                 ask.missing_since = now
             elif now - ask.missing_since > MISSING * self.policy.scale:
-                ask.missing_since = float("inf")
                 reading.events.append(Conflicted(at=self.at, what="not found"))
             return reading
         if not can_see:

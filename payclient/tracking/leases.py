@@ -17,7 +17,7 @@ from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
-from payclient.tracking.followup import LEASE as LEASE  # the campaigns shorten it here
+from payclient.tracking.followup import LEASE
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import recheck_unpaid, take_over

@@ -67,7 +67,7 @@ class RateLimit:
     @property
     def binds(self) -> bool:
         """Whether requests are rationed at all, so that their order matters."""
-        return self._known_gap > 0.0 or self._slowdown > 0.0
+        return self.gap > 0.0
 
     def ready_at(self) -> float:
         """Return when the next request may be made."""

@@ -133,8 +133,7 @@ class LateWrites:
             await sleep(self._clock, seconds)
             await asyncio.gather(*(self.write_now(each) for each in tuple(self.kept)))
             if not self.kept:
-                break
-        self._again = None
+                return
 
     async def write_now(self, client_transaction_id: str) -> bool:
         """Write what the ledger could not take of one id, and return whether anything is left."""

@@ -269,7 +269,8 @@ class Leases:
                 self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
                 if ask is None:
                     self._deferred.pop(client_transaction_id, None)  # which hastened it
-        if self._changed and self._reading is None and not self._asks.closed:
+        is_idle = self._reading is None or self._reading.done()
+        if self._changed and is_idle and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
 
     async def _read(self) -> None:
@@ -284,8 +285,6 @@ class Leases:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
             self._asks.late.failed(error)
-        finally:
-            self._reading = None
 
     def _learn(self, record: Record) -> None:
         """Take a record that another process wrote; query its ask if its notification or its candidates changed."""

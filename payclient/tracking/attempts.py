@@ -257,13 +257,12 @@ class Attempts:
         new = self._record(attempt)
         if holder := find_holder(self._poller, asks, new):
             raise refusal_of(self._poller, holder)
-        newest = {each.client_transaction_id: each for each in (*asks, *([before] if before else ()))}
+        newest = {each.client_transaction_id: each for each in asks}
+        if before is not None:
+            newest[identifier] = before
         for each in newest.values():
-            found = await self.refusals.find_ended(each)
-            if found is not None and each is before:
-                raise PermitDeniedError
-            if found is not None:
-                raise refusal_of(self._poller, found)
+            if (found := await self.refusals.find_ended(each)) is not None:
+                raise PermitDeniedError if each is before else refusal_of(self._poller, found)
         attempt.refused = [each for each in newest.values() if each.state is State.REFUSED]
 
     async def _post(self, attempt: Attempt) -> Event:

@@ -23,13 +23,10 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import BETWEEN_PROOFS, Followed, Policy, TransactionRef, may_be_absent
+from payclient.tracking.followup import FAILURES, Followed, Policy, TransactionRef, may_be_absent
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
-
-#: A state word that the profile does not map counts as so many failures in a row, which end a wait.
-UNMAPPED_FAILURES = 3
 
 
 class Credentials:
@@ -314,7 +311,7 @@ class AnswerReader:
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
-            ask.failures = UNMAPPED_FAILURES
+            ask.failures = FAILURES  # which ends its wait
             reading.warning = "the service says a state that the profile does not map (status.states)"
         return reading
 
@@ -356,7 +353,7 @@ class AnswerReader:
             return Reading(warning=words)
         if ask.absent_at is None:
             ask.absent_at = now
-        elif now >= ask.absent_at + BETWEEN_PROOFS * policy.absent_after:  # the sum of `_proof`
+        elif now >= policy.second_proof_due(ask.absent_at):
             if ask.all_missing():
                 return Reading([ProvenAbsent(at=self.at, candidate_ids=candidates)])
             ask.absent_at = None

@@ -396,9 +396,13 @@ class Policy:
         if ask.absent_at is not None:
             if ask.unqueried():
                 return max(now, soonest)
-            due = ask.absent_at + BETWEEN_PROOFS * self.absent_after
+            due = self.second_proof_due(ask.absent_at)
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None
+
+    def second_proof_due(self, absent_at: float) -> float:
+        """Return when a second "not found" proves absence, at the earliest, after a first one at this time."""
+        return absent_at + BETWEEN_PROOFS * self.absent_after
 
     def _background_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""

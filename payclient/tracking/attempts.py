@@ -16,7 +16,7 @@ import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
-from payclient.clock import is_cancelled_alone, outlive
+from payclient.clock import is_cancelled_alone, outlive, start
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -186,7 +186,7 @@ class Attempts:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
                 return ask.record
-            running = self._in_flight[identifier] = attempt, self._poller.start_detached(self._send(attempt))
+            running = self._in_flight[identifier] = attempt, start(self._send(attempt), self._poller.detached)
         attempt, sent = running
         try:
             return await outlive(sent)

@@ -92,8 +92,8 @@ class Poller:
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
         self._works: set[asyncio.Task[Any]] = set()
-        #: Sends and other writes, which go on where their callers are cancelled.
-        self._detached: set[asyncio.Task[Any]] = set()
+        #: Sends and other writes, which go on where their callers are cancelled. Closing waits for them.
+        self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}
 
@@ -423,16 +423,12 @@ class Poller:
                 await within(self.clock, patience, started.wait())
         return started.is_set()
 
-    def start_detached(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
-        """Start work in a task of its own, which goes on where its caller is cancelled; closing waits for it."""
-        return start(work, self._detached)
-
     async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, if_closed: str) -> _T:
         """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.
 
         Raises `TrackerClosedError` with the message `if_closed` where a closing tracker ended the work.
         """
-        task = self.start_detached(work)
+        task = start(work, self.detached)
         try:
             return await outlive(task)
         except asyncio.CancelledError:
@@ -442,7 +438,7 @@ class Poller:
 
     async def aclose(self, drain_seconds: float = 0.0) -> None:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
-        await drain(self._detached, drain_seconds)
+        await drain(self.detached, drain_seconds)
         await self.asks.late.aclose()
         self.asks.closed = True
         if self._timer is not None:

@@ -183,6 +183,22 @@ async def test_a_refused_form_that_was_named_is_queried_before_a_push(
     assert not service.posted
 
 
+async def test_a_refused_form_that_was_declined_holds_its_purchase_while_it_may_be_paid(
+    service: FakeService,
+) -> None:
+    """Another ledger may have prepared it: its customer tries another card for as long as the links live."""
+    service.scripts = [refuses(20)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form(), purchase="cart"))
+        service.add_sale(5001, clientTransactionId="form-1", state="Cancelado")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(400)
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale(), purchase="cart"))
+        await service.clock.advance(900)
+        await tracker.sale(sale(), purchase="cart")
+    assert service.posted == {"order-17": 1}
+
+
 async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeService) -> None:
     """It looks a form up in another list: asked for a sale it found nothing, and the customer paid twice."""
 

@@ -330,7 +330,7 @@ class Refusals:
             words = "an earlier attempt of this sale waits for the customer"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         # "Cancelado" is final once nobody can approve it any more (§3).
-        if report.state == "Cancelado" and now < before.created_at + policy.longest_life["sale"]:
+        if report.state == "Cancelado" and now < before.created_at + policy.longest_life[before.kind]:
             words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:

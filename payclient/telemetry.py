@@ -26,9 +26,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 from payclient import sync
 from payclient.errors import ConfigurationError
@@ -91,8 +91,6 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     )
     address = urlsplit(session.base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
-    # The gauges are of all trackers: of a name the SDK reads the first one alone.
-    observed = _observed.setdefault(metrics if meter_provider is None else meter_provider, [])
     #: By client transaction id, the states of an open ask, each with its time.
     states: dict[str, list[tuple[State, float]]] = {}
 
@@ -173,14 +171,22 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         yield metrics.Observation(max([0.0, *ages]))
 
     def all_followed() -> Iterable[tuple[OpenAsks, Followed]]:
-        return ((each, ask) for each in set(observed) for ask in each.all() if not ask.elsewhere)
+        return ((each, ask) for each in observed() for ask in each.all() if not ask.elsewhere)
+
+    # The gauges are of all trackers of a provider: of a name its SDK reads the first one alone.
+    def observed() -> set[OpenAsks]:
+        provider = provider_of(meter_provider)
+        return {each for given, each in _observed if provider_of(given) is provider}
+
+    def provider_of(given: MeterProvider | None) -> MeterProvider:
+        return metrics.get_meter_provider() if given is None else given
 
     hooks = (_Hook(session, "on_exchange", record_exchange), _Hook(asks, "on_change", record_change))
 
     def while_on(read: Callable[..., Iterable[Observation]]) -> Callable[..., Iterable[Observation]]:
-        return lambda options: read(options) if any(not each.closed for each in observed) else ()
+        return lambda options: read(options) if any(not each.closed for each in observed()) else ()
 
-    observed[:] = [*(each for each in observed if not each.closed), asks]
+    _observed[:] = [*(each for each in _observed if not each[1].closed), (meter_provider, asks)]
     for name, read, unit, what in (
         ("asks", read_asks, "1", "Asks that this process follows."),
         ("oldest_unknown.age", read_age, "s", "Age of the oldest unknown ask; 0 if there is none."),
@@ -190,14 +196,14 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     def stop() -> None:
         for hook in hooks:
             hook.stop()
-        if asks in observed:
-            observed.remove(asks)
+        with suppress(ValueError):  # another tracker's start has removed what is closed
+            _observed.remove((meter_provider, asks))
 
     return stop
 
 
-#: By meter provider, the open asks of each tracker that is instrumented with it.
-_observed: WeakKeyDictionary[Any, list[OpenAsks]] = WeakKeyDictionary()
+#: The meter provider that each instrumented tracker was given, and the tracker's open asks.
+_observed: list[tuple[MeterProvider | None, OpenAsks]] = []
 
 
 def _present(attributes: dict[str, Any]) -> dict[str, Any]:

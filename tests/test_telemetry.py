@@ -262,6 +262,20 @@ async def test_several_trackers_of_a_process(service: FakeService, exported: Exp
         assert age.value == 7.0
 
 
+async def test_the_global_provider_that_is_given_too(
+    service: FakeService, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gauges are of all its trackers, given or not; it may have no hash, as a dataclass has none."""
+    monkeypatch.setattr(type(exported.meter_provider), "__hash__", None)
+    monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", exported.meter_provider)
+    async with tracking(service) as first, tracking(service) as second:
+        exported.instrument(first)
+        telemetry.instrument(second)
+        await second.sale(sale())
+        pending = labels(payclient__kind="sale", payclient__state="pending")
+        assert exported.points("payclient.asks")[pending].value == 1
+
+
 async def never(_: payclient.TransactionRef) -> None:
     """A status source that fails."""
     raise ConnectionResetError

@@ -104,6 +104,18 @@ async def test_what_is_no_ledger(
     await error_of(ConfigurationError, open_ledger(url), match=words)
 
 
+async def test_a_sequence_that_was_set_right(postgres: PostgresServer, new_database: str) -> None:
+    """As `setval(max + 1, false)` or RESTART sets it: the next number is a new one, though none was given since."""
+    url = postgres.url(new_database)
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+        last = (await ledger.changes())[-1].cursor
+    await postgres.execute(new_database, f"SELECT setval('payclient.cursors', {last + 1}, false)")
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED, "order-18")
+        assert (await ledger.changes())[-1].cursor > last
+
+
 async def test_the_keys_outlive_an_upgrade_of_the_system(postgres: PostgresServer, new_database: str) -> None:
     """Another C library, as another image brings it, sorts otherwise: an index by words finds nothing."""
     async with opened(postgres.url(new_database)):

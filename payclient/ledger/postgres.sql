@@ -398,10 +398,10 @@ SELECT privilege, relation FROM (VALUES
 WHERE NOT CASE privilege WHEN 'USAGE' THEN has_sequence_privilege(r, 'USAGE') ELSE has_table_privilege(r, privilege) END
 ORDER BY relation, privilege
 
--- Whether numbers that were given would be given again, as where rows were copied without their sequence: readers of
+-- Whether a number that was given is given again, as where rows were copied without their sequence: readers of
 -- the feed have passed those.
 -- name: is_behind
-SELECT coalesce(pg_sequence_last_value('payclient.cursors'), 0) < coalesce(max(cursor), 0) FROM payclient.changes
+SELECT nextval('payclient.cursors') <= coalesce(max(cursor), 0) FROM payclient.changes
 
 -- So that one process makes the schema.
 -- name: lock_creation

@@ -371,6 +371,14 @@ def test_what_the_command_refuses_or_warns_of(
     assert "Traceback" not in said
 
 
+def test_a_ready_file_may_be_empty(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As `mktemp` makes one."""
+    ready = tmp_path / "ready.json"
+    ready.touch()
+    assert main(["simulate", "--host", "192.0.2.1", "--ready-file", str(ready)]) == 2
+    assert "cannot listen" in capfd.readouterr().err
+
+
 async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Merchant) -> None:
     """Accounts, CORS, stores, the least amount and the names of a notification, of a service in another process."""
     options = [

@@ -379,6 +379,14 @@ def test_a_ready_file_may_be_empty(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert "cannot listen" in capfd.readouterr().err
 
 
+def test_a_ready_file_is_no_pipe_and_no_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file took its place, and the end deleted that: `/dev/null`, for root."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    assert main(["simulate", "--host", "192.0.2.1", "--ready-file", str(ready)]) == 2
+    assert "must be a regular file" in capfd.readouterr().err
+
+
 async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Merchant) -> None:
     """Accounts, CORS, stores, the least amount and the names of a notification, of a service in another process."""
     options = [

@@ -12,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import write_file
+from payclient.cli.files import check_regular, write_file
 from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.cli.signals import handled
 from payclient.cli.texts import text
@@ -96,6 +96,8 @@ def simulate(
 
 
 def _check_ready_file(path: Path | None) -> None:
+    if path is not None:
+        check_regular("--ready-file", path)
     # A file of its own may be left of one that was killed; `mktemp` leaves an empty one.
     if path is not None and path.is_file() and path.read_bytes()[:8] not in (b"", b'{"url": '):
         words = "is there already, and payclient did not write it"

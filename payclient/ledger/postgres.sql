@@ -423,7 +423,7 @@ UNION ALL SELECT {record}, true FROM payclient.asks($2)
 
 -- The server overwrites what was deleted in its own time.
 -- name: wipe
-SELECT 1
+SELECT 0
 
 -- Writes no row, and yet its commit waits as a permit's does: for the disk, and for a standby that must have it.
 -- name: probe

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -21,7 +22,7 @@ from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import FoundAccepted, Notified, NotSent
-from payclient.ledger import Shared, open_ledger
+from payclient.ledger import Shared, archive_ledger, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
@@ -495,6 +496,22 @@ async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: Postgr
     assert await ledger.permit(fresh()) is False
     assert await ledger.permit(fresh("order-2")) is True
     assert await ledger.get("order-2") == fresh("order-2")
+
+
+async def test_an_archive_behind_a_pooler(
+    databases: list[PostgresDatabase], ledger: PostgresLedger, url: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The transaction that moves a block may be at another server than the statements that were prepared before it."""
+    await brought(ledger, State.CANCELLED)
+    begin = Transaction.start
+
+    async def at_another_server(transaction: Transaction) -> None:
+        await databases[-1].connection.execute("DEALLOCATE ALL")
+        await begin(transaction)
+
+    monkeypatch.setattr(Transaction, "start", at_another_server)
+    assert await archive_ledger(url, time.time(), tmp_path / "old.jsonl") == 1
 
 
 async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> None:

@@ -111,6 +111,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def exclusive_transaction(self) -> AsyncIterator[None]:
+        self._prepared = None  # by a pooler this may be another server, and within it nothing is asked twice
         async with self.connection.transaction(isolation="read_committed"):
             await self.connection.execute(self._statements["lock_writers_out"], timeout=ANSWER)
             yield

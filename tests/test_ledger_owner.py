@@ -332,6 +332,21 @@ async def test_a_file_out_of_its_place_grants_no_permit(
             assert "works again" in caplog.text
 
 
+async def test_a_link_that_leads_elsewhere_by_now(tmp_path: Path) -> None:
+    """The next process would find none of the permits, so that the one before it gets no more, as after a rename."""
+    link = tmp_path / "current"
+    for release in ("1", "2"):
+        (tmp_path / release).mkdir()
+    link.symlink_to("1")
+    async with opened(f"sqlite:{link}/charges.db") as ledger:
+        assert await ledger.permit(fresh())
+        link.unlink()
+        link.symlink_to("2")
+        async with opened(f"sqlite:{link}/charges.db") as newer:
+            await error_of(LedgerUnavailableError, ledger.permit(fresh("order-2")), match="must stay at")
+            assert await newer.permit(fresh("order-2"))
+
+
 # --- Mounts
 
 

@@ -249,7 +249,7 @@ def open_file(path: str, *, create: bool) -> OpenFile:
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
     """
-    path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
+    name, path = path, os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     undo = ExitStack()
     try:
         _check_place(path)
@@ -270,6 +270,7 @@ def open_file(path: str, *, create: bool) -> OpenFile:
         key = _digest_key(connection)
         (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
         identities |= {each: _identity_of(each) for each in (path, f"{path}-wal")}
+        identities[name] = identities[path]  # the next process follows a link to where it leads by then
         file = OpenFile(connection, key, undo.close, last, made, identities)
         file.check_in_place()
     except BaseException as error:

@@ -104,6 +104,19 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
     assert await asyncio.to_thread(run, OPEN, path) == "opened"
 
 
+async def test_an_owner_in_another_container_is_not_this_process(tmp_path: Path) -> None:
+    """Two containers that share a directory each have a process 1: who does not own the ledger is not called so."""
+    path = tmp_path / "charges.db"
+    elsewhere = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(elsewhere, fcntl.LOCK_EX)
+    os.write(elsewhere, b"%d\n" % os.getpid())
+    caught = await error_of(
+        LedgerInUseError, open_ledger(f"sqlite:{path}"), match="in use by another process;"
+    )
+    assert caught.owner is None
+    os.close(elsewhere)
+
+
 #: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
 READ = in_loop("""
     ledger = await open_ledger("sqlite:" + sys.argv[1], read_only=True)

@@ -179,8 +179,11 @@ def _in_use(file: int) -> LedgerInUseError:
     """Return the error that names the process whose id the lock file has."""
     written = os.pread(file, 20, 0).strip()
     owner = int(written) if written.isdigit() else None
-    known = {None: "another process", os.getpid(): "this process, which opened it before"}
-    who = known.get(owner, f"process {owner}")
+    is_ours = any(os.path.sameopenfile(file, each) for each in _held - {file})
+    if owner == os.getpid() and not is_ours:
+        owner = None  # a process of another container, which has the same id there
+    who = "another process" if owner is None else f"process {owner}"
+    who = "this process, which opened it before" if is_ours else who
     fault = LedgerInUseError(
         f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
         'PostgreSQL ledger: ledger="postgresql://..."'

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
+import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from payclient.cli import main
 from payclient.cli.doctor import check_profile
 from payclient.profile import find_profile
 from raw_server import CERTIFICATE, server_context
+from test_ledger import fresh
 
 TOKEN = "a-token-nobody-may-see"
 
@@ -184,6 +187,27 @@ def test_the_certificate_is_looked_at(server: Server, monkeypatch: pytest.Monkey
     assert subprocess.call([*PYTHON, "doctor", *options], env=environ) == 0
     assert any(text.startswith("TLS: the certificate is trusted") for text in said(capfd)["ok"])
     assert len(server.seen) == 1
+
+
+def test_a_full_disk(server: Server, capfd: Said) -> None:
+    """A ledger that opens takes no permit where what is written finds no room: exit 4."""
+
+    async def killed() -> None:
+        async with contextlib.aclosing(await open_ledger("sqlite:first.db")) as ledger:
+            for number in range(20):
+                await ledger.permit(fresh(f"order-{number}"))
+            for each in ("", "-wal"):
+                shutil.copyfile(f"first.db{each}", f"charges.db{each}")
+
+    asyncio.run(killed())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize("charges.db-wal"), hard))
+    try:
+        code = doctor(server)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 4
+    assert "the ledger could not be" in said(capfd)["wrong"][0]
 
 
 def test_a_ledger_in_use_is_its_owners(server: Server, capfd: Said) -> None:

@@ -498,6 +498,17 @@ async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: Postgr
     assert await ledger.get("order-2") == fresh("order-2")
 
 
+async def test_nothing_stays_at_the_servers_of_a_pooler(
+    databases: list[PostgresDatabase], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PgBouncer, which shows a process id of its own, keeps its servers: each ledger left its statements there."""
+    monkeypatch.setattr(asyncpg.Connection, "get_server_pid", lambda _: 716315604)
+    async with opened(url) as ledger:
+        assert await ledger.permit(fresh())
+        assert await ledger.get("order-1") == fresh()
+        assert not await databases[-1].connection.fetch("SELECT FROM pg_prepared_statements")
+
+
 async def test_an_archive_behind_a_pooler(
     databases: list[PostgresDatabase], ledger: PostgresLedger, url: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -67,6 +67,7 @@ class PostgresDatabase:
     def __init__(self, connection: asyncpg.Connection, statements: Mapping[str, str]) -> None:
         self.connection = connection
         self._statements = statements
+        #: Prepared statements by their names here; None behind a pooler, whose servers would keep them for good.
         self._prepared: dict[str, Any] | None = {}
         #: The number of this opening; the holder of the attempts permitted here; for how many seconds.
         self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
@@ -96,6 +97,11 @@ class PostgresDatabase:
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
         sql = self._statements[name]
+        if self._prepared == {}:
+            # A pooler gives each of its clients a process id of its own.
+            process = await self.connection.fetchval("SELECT pg_backend_pid()", timeout=ANSWER)
+            if process != self.connection.get_server_pid():
+                self._prepared = None
         if self._prepared is not None:
             try:
                 if name not in self._prepared:

@@ -525,6 +525,18 @@ async def test_an_archive_behind_a_pooler(
     assert await archive_ledger(url, time.time(), tmp_path / "old.jsonl") == 1
 
 
+async def test_an_archive_that_stands_still(
+    databases: list[PostgresDatabase], ledger: PostgresLedger, url: str
+) -> None:
+    """A laptop that was closed amid it holds up no shop: the server ends its transaction, and the next permit comes."""
+    async with opened(url):
+        locks = read_statements("postgres.sql")["lock_writers_out"].replace(
+            "timeout = '5s'", "timeout = '50ms'"
+        )
+        await databases[-1].connection.execute(f"BEGIN; {locks}")
+        assert await ledger.permit(fresh())
+
+
 async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> None:
     """What was acknowledged is there, the call under way fails in words, and the next one waits and is granted."""
     async with opened(url) as ledger, person(url) as (blocker, _):

@@ -230,6 +230,25 @@ def test_show_tells_the_whole_history(book: Book, capfd: Said, monkeypatch: pyte
         assert f" {evidence} " in out
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_cuts_nothing(
+    book: Book, capfd: Said, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """The history and the money of a plan are wrapped: whoever looks in the portal needs the whole transaction id."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{name}.isatty", lambda: True)
+    assert main(["ledger", "show", "order-accepted"]) == 0
+    history = capfd.readouterr().out
+    file = book.path.with_name("charges.csv")
+    file.write_text(
+        "client_transaction_id,phone_number,country_code,currency,amount_without_tax\n"
+        + "".join(f"plan-{n},098411122{n},593,USD,{10**13}\n" for n in range(3))
+    )
+    assert main(["charge", str(file), "--dry-run"]) == 0
+    assert "\N{HORIZONTAL ELLIPSIS}" not in history + capfd.readouterr().out
+
+
 def test_show_every_state(book: Book, capfd: Said) -> None:
     """Each record is shown with its state, what it rests on, and whether it is paid."""
     for state in State:

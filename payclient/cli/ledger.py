@@ -200,8 +200,6 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
 
 def _history(changes: Iterable[Change]) -> Table:
     table = terminal.simple_table("when", "change", "evidence", "what")
-    for column in table.columns[:2]:
-        column.no_wrap = True
     for each in changes:
         move = each.event
         if each.before is not each.after:

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from payclient.cli.texts import language, reason, sentence, text
@@ -181,18 +181,18 @@ def check_can_ask(otherwise: str) -> None:
 
 
 def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
-    """Return an empty table with a header: columns of words, then columns of numbers."""
+    """Return an empty table with a header: columns of words, then columns of numbers. A narrow terminal cuts none."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name in words:
-        table.add_column(sentence(name))
+        table.add_column(sentence(name), overflow="fold")
     for name in numbers:
-        table.add_column(sentence(name), justify="right")
+        table.add_column(sentence(name), justify="right", overflow="fold")
     return table
 
 
 def print_facts(rows: Mapping[str, object]) -> None:
     """Print names and values in two columns, without the values that are None."""
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for name, value in rows.items():
         if value is not None:
             table.add_row(sentence(name), Text(str(value)))

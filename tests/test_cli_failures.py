@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,9 @@ from cli_runs import (
     wait_until,
     write_csv,
 )
+from payclient.ledger import open_ledger
+from payclient.lifecycle import State
+from test_ledger import brought
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -51,6 +56,29 @@ def test_lost_output_ends_no_run(unwilling: Service, tmp_path: Path, shell: str,
     subprocess.run(["sh", "-c", shell, "sh", *PYTHON, *arguments], cwd=tmp_path, env=environment, timeout=60)
     assert (tmp_path / "code").read_text() == "3\n"
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("ledger show full-1", 2), ("ledger list --state accepted", 2), ("guide", 2), ("doctor", 4)],
+)
+def test_results_that_a_full_disk_lost_are_complained_of(tmp_path: Path, command: str, code: int) -> None:
+    """Whoever redirects a history to a file hears that it is not there; an exit code with a meaning is kept."""
+
+    async def fill() -> None:
+        async with aclosing(await open_ledger(f"sqlite:{tmp_path / 'l.db'}")) as book:
+            await brought(book, State.ACCEPTED, "full-1")
+
+    asyncio.run(fill())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PAYCLIENT_LEDGER": f"sqlite:{tmp_path / 'l.db'}"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PYTHON, *command.split()], env=environment, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=60,
+        )  # fmt: skip
+    assert "payclient: the output cannot be written: No space left on device" in done.stderr
+    assert done.returncode == code
 
 
 def test_a_reader_that_does_not_read_holds_up_no_run(unwilling: Service, tmp_path: Path) -> None:

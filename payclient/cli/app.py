@@ -104,5 +104,6 @@ def run(arguments: Sequence[str]) -> int:
         terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))
         return 2
     finally:
-        terminal.settle()
-    return code if isinstance(code, int) else 0
+        is_lost = terminal.settle()
+    # An exit code with a meaning of its own, such as that all rows are paid, is kept.
+    return code if isinstance(code, int) else 2 if is_lost else 0

@@ -39,6 +39,8 @@ class _StandardStream(io.TextIOBase):
         self._name = name
         #: Bytes that a full pipe or a stopped terminal did not take yet.
         self._unsent = bytearray()
+        #: Why output was lost, such as a full disk.
+        self.fault: str | None = None
 
     def _call(self, method: str, *arguments: str) -> Any:
         try:
@@ -63,8 +65,14 @@ class _StandardStream(io.TextIOBase):
         try:
             while self._unsent and select.select([], [number], [], seconds)[1]:
                 del self._unsent[: os.write(number, self._unsent[:AT_ONCE])]
-        except (OSError, ValueError, TypeError):  # the reader has gone, or the stream is closed
+        except (OSError, ValueError, TypeError) as error:  # the reader has gone, or the stream is closed
             self._unsent.clear()
+            self.note(error)
+
+    def note(self, error: Exception) -> None:
+        """Keep why output was lost; a reader that has gone wants no more."""
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            self.fault = error.strerror
 
     def flush(self) -> None:
         self._call("flush")
@@ -103,22 +111,28 @@ def open_closed() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
 
 
-def settle() -> None:
-    """Write what is left, unless Ctrl-C ends that, and send a stream that cannot be flushed to nowhere.
+def settle() -> bool:
+    """Write what is left, unless Ctrl-C ends that, and return whether results were lost, of which this complains.
 
-    Otherwise the interpreter would fail to flush the stream at its end, and exit with 120.
+    A stream that cannot be flushed is sent to nowhere: the interpreter would fail to flush it at its end, and exit with
+    120.
     """
     with suppress(KeyboardInterrupt):
         for standard in (_STDOUT, _STDERR):
             standard.send(None)
-    for stream in (sys.stdout, sys.stderr):
+    for standard, stream in ((_STDOUT, sys.stdout), (_STDERR, sys.stderr)):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError) as error:
+            standard.note(error)
             with suppress(OSError, ValueError, AttributeError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+    fault, _STDOUT.fault = _STDOUT.fault, None
+    if fault is not None:
+        complain(reason(f"the output cannot be written: {fault}"))
+    return fault is not None
 
 
 def again() -> str:

@@ -1,6 +1,8 @@
 """`payclient charge`: a file of charges, checked whole, then sent."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +15,11 @@ from payclient.cli.files import check_apart, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps
-from payclient.cli.report import Report, carried_from
+from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
-from payclient.cli.tables import Dialect, bad_rows
-from payclient.cli.texts import text
+from payclient.cli.tables import bad_rows
+from payclient.cli.texts import in_languages, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -89,8 +91,8 @@ def charge(
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or written.decimal_mark
-    carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
-    left_out = _left_out(rows, shown.skip_bad, carried.dialect)
+    carry = partial(carried_from, rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
+    carried, left_out = carry(), _left_out(rows, shown.skip_bad, carry)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
@@ -125,12 +127,12 @@ def _read_from(options: ChargeOptions) -> dict[str, Path | None]:
     }
 
 
-def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Path, bytes] | None:
+def _left_out(file: ChargeFile, path: Path | None, carry: Callable[[], Carried]) -> tuple[Path, bytes] | None:
     """Return the file of the bad rows, to be written. Raises `ConfigurationError` where it cannot be written."""
     if path is None or not (file.requests and file.bad):
         return None
-    content = bad_rows(file, path, dialect)
-    if path.exists() and path.read_bytes() != content:
+    content, *translated = in_languages(lambda: bad_rows(file, path, carry().dialect))
+    if path.exists() and path.read_bytes() not in (content, *translated):
         # Somebody may have corrected them there.
         raise ConfigurationError(
             f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"

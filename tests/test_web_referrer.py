@@ -76,6 +76,14 @@ def test_links_of_the_site_itself_do_not_matter() -> None:
     assert faults(html, "origin") == []
 
 
+def test_links_are_relative_to_the_first_base() -> None:
+    """As in browsers; a form without an action leads to its own page all the same."""
+    base = '<base target="x"><base href="https://pay.example/"><base href="https://shop.example/">'
+    assert "to pay.example" in faults(base + '<a href="/form" rel="noreferrer">', "origin")[0]
+    assert faults(base + '<form rel="noreferrer"><a rel="noreferrer">', "origin") == []
+    assert faults('<base href="https://[x"><a href="/terms" rel="noreferrer">', "origin") == []
+
+
 def test_attributes_count_as_in_a_browser() -> None:
     """Measured in Chromium: blanks in a policy make it none, and of two attributes the first counts."""
     assert faults('<meta name="referrer" content=" origin ">', "no-referrer")

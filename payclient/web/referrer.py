@@ -4,6 +4,7 @@ The forms ask which site the customer comes from; a page whose policy hides it l
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
@@ -103,7 +104,8 @@ class _Seen(HTMLParser):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._url = url
+        #: The page's address, and what its links are relative to: the address of its first <base>.
+        self._url = self._base = url
         self.metas: list[str] = []
         #: Links and forms to another site that hide where they come from: where, and by what.
         self.hiding: list[tuple[str, str]] = []
@@ -116,17 +118,23 @@ class _Seen(HTMLParser):
             word = _OLD_WORDS.get(word, word)
             if word in _POLICIES:
                 self.metas.append(word)
+        elif tag == "base" and self._base == self._url:
+            with suppress(ValueError):
+                self._base = urljoin(self._url, given.get("href", "").strip())
         elif tag in ("a", "area", "form"):
-            target = given.get("action" if tag == "form" else "href", "").strip()
-            try:
-                host = urlsplit(urljoin(self._url, target)).hostname
-            except ValueError:
-                return
-            if host is None or host == urlsplit(self._url).hostname:
-                return
-            # Only the host: the rest of the address may be a secret.
-            where = f"<{tag}> to {host}"
-            if "noreferrer" in given.get("rel", "").lower().split():
-                self.hiding.append((where, "rel=noreferrer"))
-            elif not sends_origin(word := given.get("referrerpolicy", "").lower()):
-                self.hiding.append((where, f"referrerpolicy={word}"))
+            self._look_at_link(tag, given)
+
+    def _look_at_link(self, tag: str, given: dict[str, str]) -> None:
+        target = given.get("action" if tag == "form" else "href", "").strip()
+        try:
+            host = urlsplit(urljoin(self._base, target) if target else self._url).hostname
+        except ValueError:
+            return
+        if host is None or host == urlsplit(self._url).hostname:
+            return
+        # Only the host: the rest of the address may be a secret.
+        where = f"<{tag}> to {host}"
+        if "noreferrer" in given.get("rel", "").lower().split():
+            self.hiding.append((where, "rel=noreferrer"))
+        elif not sends_origin(word := given.get("referrerpolicy", "").lower()):
+            self.hiding.append((where, f"referrerpolicy={word}"))

@@ -318,6 +318,21 @@ def test_one_sale_and_its_status(
     assert main(["status", "--client-transaction-id", "sale-1", *where]) == 4
 
 
+def test_a_sale_that_a_person_refused_is_charged_again(willing: Service, tmp_path: Path, capfd: Said) -> None:
+    """As `ledger resolve` says of it: by the same command with --retry refused, as in a file of charges."""
+    arguments = sale_arguments(willing, tmp_path, "sale-again", "--amount-with-tax", "1150", "--tax", "0")
+    willing.control("fail_next", fault={"kind": "reset", "when": "before"})
+    assert main([*arguments, "--wait", "0"]) == 4
+    decision = ["--as", "refused", "--actor", "Ana", "--reason", "the portal has none", "--yes"]
+    assert (
+        main(["ledger", "resolve", "sale-again", *decision, "--ledger", f"sqlite:{tmp_path / 'l.db'}"]) == 0
+    )
+    assert main(arguments) == 3
+    assert willing.truth("sale-again") == {}
+    assert main([*arguments, "--retry", "refused"]) == 0
+    assert willing.truth("sale-again") == {"sale-again": "approved"}
+
+
 def test_a_sale_has_the_phone_of_its_customer(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """However the number is spelled it is one sale, as in a file of charges; what cannot be one is bad input."""
     profile = tmp_path / "shaped.toml"

@@ -70,12 +70,14 @@ def sale(
     fields: SaleOptions,
     options: ChargeOptions = ChargeOptions(),
     wait: Annotated[float | None, Number] = None,
+    retry: Literal["refused"] | None = None,
 ) -> int:
     """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
 
     Run again, the same command sends nothing: it goes on waiting.
 
     :param wait: Seconds to wait. Default: to the end.
+    :param retry: Try again what the service refused before.
     """
     options.check()
     profile = options.loaded_profile
@@ -90,7 +92,7 @@ def sale(
         values["phone_number"], values["country_code"] = found
     request = SaleRequest(**values)
     encode_sale(request, profile)  # what the profile forbids is bad input
-    run = Run([ChargeRow(request=request)], Limits(wait=wait))
+    run = Run([ChargeRow(request=request)], Limits(wait=wait, retry=retry))
     code = asyncio.run(run.charge(options))
     for line in run.lines.values():
         terminal.print_facts(

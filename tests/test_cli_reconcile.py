@@ -208,6 +208,17 @@ def test_a_statement_is_compared_and_told(month: Book, tmp_path: Path, capfd: Sa
     assert all(f"{kind.capitalize()}: 1" in text for kind in ("only there", "only here", "amounts differ"))
 
 
+def test_what_was_given_back_is_a_number_in_the_report(month: Book, tmp_path: Path) -> None:
+    """Behind an apostrophe it would be a text, and a spreadsheet's sum of the column would pass over it."""
+    file, report = statement(tmp_path / "enero.csv", "rent-1;1/1;-11,50;Aceptado"), tmp_path / "r.csv"
+    assert main(["reconcile", str(file), *MAP, "--report", str(report)]) == 3
+    with report.open(encoding="utf-8-sig", newline="") as lines:
+        (row,) = (
+            row for row in csv.DictReader(lines, delimiter=";") if row["client_transaction_id"] == "rent-1"
+        )
+    assert (row["there"], row["there_units"]) == ("-1150", "-11,50")
+
+
 def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path, capfd: Said) -> None:
     """And how many more there are; the money of all is in the ledger's one currency."""
     lines = [f"else-{number};1/1;1,50;Aceptado" for number in range(5)]

@@ -57,11 +57,17 @@ def dialect_of(
 def csv_line(
     values: Iterable[object], dialect: Dialect = Dialect(), guard: Callable[[str], str] = defuse
 ) -> bytes:
-    """Return a line of CSV; None is empty, a list is one cell, and a `Decimal` is an amount in units."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=dialect.delimiter)
-    writer.writerow([guard(cell_text(value, dialect.mark)) for value in values])
-    return text.getvalue().encode("utf-8", "replace")
+    """Return a line of CSV; None is empty, a list is one cell, and a `Decimal` is an amount in units.
+
+    Numbers are not guarded: no formula is one, and a spreadsheet would add up none behind an apostrophe.
+    """
+    line = io.StringIO()
+    writer = csv.writer(line, delimiter=dialect.delimiter)
+    texts = ((value, cell_text(value, dialect.mark)) for value in values)
+    writer.writerow(
+        [text if isinstance(value, int | float | Decimal) else guard(text) for value, text in texts]
+    )
+    return line.getvalue().encode("utf-8", "replace")
 
 
 def json_line(values: Mapping[str, object]) -> bytes:

@@ -600,6 +600,41 @@ def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
             read_file(two, attrs.evolve(TYPED, sheet=told))
 
 
+def rewritten(path: Path, part: str, change: Callable[[bytes], bytes], name: str | None = None) -> Path:
+    """The spreadsheet with one part changed, or under another name."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    parts[name or part] = change(parts.pop(part))
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, content in parts.items():
+            archive.writestr(each, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new", "name"),
+    [
+        ("xl/workbook.xml", b"Sheet", b"&#27;[2J", None),
+        (
+            "xl/worksheets/sheet1.xml",
+            b"</sheetData>",
+            b'<row r="9"><c r="ZZZZ9"><f>1</f></c></row></sheetData>',
+            None,
+        ),
+        ("xl/worksheets/sheet1.xml", b"", b"", "xl/worksheets/SHEET1.xml"),
+    ],
+    ids=["bad character", "column beyond all", "name in capitals"],
+)
+def test_a_spreadsheet_that_only_calamine_reads_is_refused(
+    tmp_path: Path, part: str, old: bytes, new: bytes, name: str | None
+) -> None:
+    """Its formulas and hidden rows cannot be found; it is bad input, and no traceback."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5])
+    rewritten(path, part, lambda content: content.replace(old, new, 1), name)
+    with pytest.raises(InvalidRequestError, match="cannot be read as a spreadsheet"):
+        read_file(path, TYPED)
+
+
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     """Typed cells of LibreOffice. A cell with an error, one merged with the next below, a hidden row refuse it."""
     cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'

@@ -122,11 +122,17 @@ def read_records(path: Path, form: Layout) -> Records:
             raise InvalidRequestError("must be a regular file, not a directory, a pipe or a device")
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
-        if kind in SHEETS:
-            return _read_sheet(path, form)
-        raw = path.read_bytes()
+        raw = b"" if kind in SHEETS else path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}") from None
+    if kind in SHEETS:
+        try:
+            return _read_sheet(path, form)
+        # Calamine reads some files that the XML parser, or a look by exact names, does not.
+        except (CalamineError, OSError, ValueError, LookupError, SyntaxError, zipfile.BadZipFile) as error:
+            raise InvalidRequestError(
+                f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
+            ) from None
     codec, text = _decode(raw, form.encoding)
     if kind in _CSV:
         return _read_csv(text, form, codec)
@@ -220,17 +226,12 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 
 def _read_sheet(path: Path, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
-    try:
-        with CalamineWorkbook.from_path(path) as book:
-            shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
-            sheets = {each: book.get_sheet_by_name(each) for each in shown}
-            filled: dict[str, list[list[Any]]] = {
-                each: sheet.to_python(skip_empty_area=False) for each, sheet in sheets.items() if sheet.height
-            }
-    except (CalamineError, OSError, ValueError) as error:
-        raise InvalidRequestError(
-            f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
-        ) from None
+    with CalamineWorkbook.from_path(path) as book:
+        shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
+        sheets = {each: book.get_sheet_by_name(each) for each in shown}
+        filled: dict[str, list[list[Any]]] = {
+            each: sheet.to_python(skip_empty_area=False) for each, sheet in sheets.items() if sheet.height
+        }
     sheet = _choose_sheet(shown, list(filled), form.sheet)
     table = filled[sheet]
     begin = _find_header(table[:MAX_HEADER], form)[0] + 1

@@ -635,6 +635,26 @@ def test_a_spreadsheet_that_only_calamine_reads_is_refused(
         read_file(path, TYPED)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_cells_without_addresses_are_looked_at_too(tmp_path: Path, quote: str) -> None:
+    """Some programs leave them out. An error and a formula without its value count, and are not read as empty."""
+    rows: list[list[Any]] = [
+        SHEET,
+        ["k", "0984111222", 5, "#REF!"],
+        ["l", "0984111223", 5, "=B2*2"],
+        ["m", "0984111224", 5, 1],
+    ]
+    path = sheet(tmp_path / "a.xlsx", *rows)
+    rewritten(
+        path,
+        "xl/worksheets/sheet1.xml",
+        lambda content: re.sub(rb'(<(?:c|row)) r="[A-Z0-9]+"', rb"\1", content).replace(b'"', quote.encode()),
+    )
+    file = read_file(path, TYPED)
+    assert [request.client_transaction_id for request in file.requests] == ["m"]
+    assert [error.split(" ")[4:6] for error in errors_of(file)] == [["an", "error"], ["a", "formula"]]
+
+
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     """Typed cells of LibreOffice. A cell with an error, one merged with the next below, a hidden row refuse it."""
     cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'

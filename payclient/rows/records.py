@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -290,13 +290,10 @@ def _mark_broken(table: list[list[Any]], path: Path, sheet: str) -> set[int]:
                     raise InvalidRequestError(fault)
             return set()
         content = _sheet_xml(archive, sheet)
-    if not re.search(rb'<f|:f|t="e"|hidden=', content):
+    if not re.search(rb'<f|:f|t=["\']e|hidden=', content):
         return set()
-    from openpyxl.utils.cell import coordinate_to_tuple
-
     rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
-    for cell in (cell for row in rows for cell in row.iterfind("{*}c")):
-        line, place = coordinate_to_tuple(cell.get("r", "A1"))
+    for line, place, cell in _cells(rows):
         if cell.get("t") == "e":
             fault = "is an error of the spreadsheet"
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
@@ -308,6 +305,19 @@ def _mark_broken(table: list[list[Any]], path: Path, sheet: str) -> set[int]:
         table[line - 1] += [""] * (place - len(table[line - 1]))
         table[line - 1][place - 1] = CellError(fault)
     return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
+
+
+def _cells(rows: Iterable[ElementTree.Element]) -> Iterator[tuple[int, int, ElementTree.Element]]:
+    """Yield the line and the place of each cell; of one without its address, those after the one before."""
+    from openpyxl.utils.cell import coordinate_to_tuple
+
+    line = 0
+    for row in rows:
+        line, place = int(row.get("r", line + 1)), 0
+        for cell in row.iterfind("{*}c"):
+            address = cell.get("r")
+            line, place = (line, place + 1) if address is None else coordinate_to_tuple(address)
+            yield line, place, cell
 
 
 def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:

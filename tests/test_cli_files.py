@@ -103,6 +103,20 @@ def test_the_file_of_the_bad_rows_is_the_same_in_each_language(
     assert "is there already, with other rows" in charge(willing, file, "--skip-bad", str(bad)).err
 
 
+def test_a_hostile_file_of_charges_writes_no_escape_sequence(tmp_path: Path, capfd: Said) -> None:
+    """One could write other money over that of the plan, to which somebody says yes."""
+    rows = [row | {"note\x1b[2J": "x"} for row in rows_of("hostile", 1)]
+    file = write_csv(tmp_path / "charges.csv", rows)
+    assert main(["charge", str(file), "--dry-run", "--ignore-rest"]) == 0
+    named = tmp_path / "a\x1b[2J.csv"
+    named.write_text("")
+    assert main(["charge", str(named), "--dry-run"]) == 2
+    shown = capfd.readouterr()
+    assert "note\\x1b[2J" in shown.out
+    assert "a\\x1b[2J.csv: is empty" in shown.err
+    assert "\x1b" not in shown.out + shown.err
+
+
 def test_a_wrong_total_is_said_without_the_plan(willing: Service, charge: Charge) -> None:
     """It may be a row that lost its key and its phone, and the plan is not shown with `--yes`."""
     rows = rows_of("sum", 3)

@@ -20,6 +20,7 @@ from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
+from payclient.events import escape_text
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
@@ -193,7 +194,7 @@ class Plan:
         facts.add_column(overflow="fold")
         for name, words, *style in self._facts():
             if words:
-                facts.add_row(text(f"plan.{name}"), Text(words, *style))
+                facts.add_row(text(f"plan.{name}"), Text(escape_text(words), *style))
         return Group(table, facts, Text(""))
 
     def _facts(self) -> Iterator[tuple[str, ...]]:

@@ -166,8 +166,10 @@ def plain(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write an error in one line."""
-    err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
+    """Write an error in one line, in which what is not printable is escaped: a file's names may be in it."""
+    from payclient.events import escape_text  # likewise
+
+    err.print(f"[bold red]payclient:[/] {escape(escape_text(' '.join(text.split())))}")
 
 
 def ask(question: str, otherwise: str, *, yes: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -156,6 +157,17 @@ async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService)
         wait = asyncio.create_task(pending.wait(timeout=5))
         await service.clock.advance(6)
         await error_of(payclient.StillPendingError, wait)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_wait_until_no_time_is_refused(service: FakeService) -> None:
+    """A timer at nan is neither before nor after others: the loop would fire those behind it late, or never."""
+    async with selling(service) as (_, pending):
+        wait = asyncio.create_task(pending.wait(timeout=math.nan))
+        await service.clock.advance(1)
+        assert wait.done()
+        await error_of(payclient.UsageError, wait)
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
 

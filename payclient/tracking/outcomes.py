@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import suppress
+from math import isnan
 from typing import TYPE_CHECKING, Self
 
 import attrs
@@ -207,6 +208,9 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
+        # Behind a timer at nan the loop may fire no other one.
+        if timeout is not None and isnan(timeout):
+            raise UsageError("timeout must be a number of seconds, and nan is not one; tracking goes on")
         asks, record = self._poller.asks, self._now()
         asks.check_loop()
         ask = asks.follow(record)

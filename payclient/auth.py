@@ -83,7 +83,7 @@ class TokenFile:
                 f"the token file {self._path} must be a regular file, not a directory, a pipe or a device"
             )
         try:
-            token = Secret(self._path.read_text(encoding="utf-8", errors="replace").strip())
+            token = Secret(self._path.read_text(encoding="utf-8-sig", errors="replace").strip())
         except OSError as error:
             # The token itself may have been given where its file is wanted: a name that may be one is not shown.
             is_named = len(self._path.name) < _LONG_NAME and os.path.isdir(self._path.parent)

@@ -1,5 +1,6 @@
 """`payclient.toml`: where it is found, what wins over it, and what it must not hold."""
 
+import codecs
 import os
 import re
 from pathlib import Path
@@ -49,6 +50,18 @@ def test_a_file_beside_the_charges_has_all_settings(
     assert f"ledger: sqlite:{shop / 'other.db'}, from {Path('payclient.toml').absolute()}" in out
     assert f"amounts: decimal, from {Path('payclient.toml').absolute()}" in out
     assert TOKEN not in out
+
+
+def test_files_may_begin_with_a_byte_order_mark(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    """As an editor of Windows saves UTF-8: the settings, the token and the charges."""
+    for path in shop.iterdir():
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    monkeypatch.chdir(shop)
+    assert main(["doctor"]) == 0
+    assert f"token: {len(TOKEN)} characters, from" in capfd.readouterr().out
+    assert main(["charge", "rent.csv", "--batch", "rent", "--dry-run"]) == 0
 
 
 def test_options_and_the_environment_win(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

@@ -615,6 +615,7 @@ def rewritten(path: Path, part: str, change: Callable[[bytes], bytes], name: str
     ("part", "old", "new", "name"),
     [
         ("xl/workbook.xml", b"Sheet", b"&#27;[2J", None),
+        ("xl/workbook.xml", b"r:id=", b"id=", None),
         (
             "xl/worksheets/sheet1.xml",
             b"</sheetData>",
@@ -623,7 +624,7 @@ def rewritten(path: Path, part: str, change: Callable[[bytes], bytes], name: str
         ),
         ("xl/worksheets/sheet1.xml", b"", b"", "xl/worksheets/SHEET1.xml"),
     ],
-    ids=["bad character", "column beyond all", "name in capitals"],
+    ids=["bad character", "no relation", "column beyond all", "name in capitals"],
 )
 def test_a_spreadsheet_that_only_calamine_reads_is_refused(
     tmp_path: Path, part: str, old: bytes, new: bytes, name: str | None

@@ -44,6 +44,9 @@ _OPEN_DOCUMENT = {
     rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
 }
 
+#: What is raised for a spreadsheet that is damaged, or otherwise not as Excel writes it.
+_UNREADABLE = CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, zipfile.BadZipFile
+
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
 _NAMES = {
@@ -129,7 +132,7 @@ def read_records(path: Path, form: Layout) -> Records:
         try:
             return _read_sheet(path, form)
         # Calamine reads some files that the XML parser, or a look by exact names, does not.
-        except (CalamineError, OSError, ValueError, LookupError, SyntaxError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise InvalidRequestError(
                 f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
             ) from None

@@ -81,6 +81,17 @@ def test_results_that_a_full_disk_lost_are_complained_of(tmp_path: Path, command
     assert done.returncode == code
 
 
+@pytest.mark.parametrize("command", ["guide errors", "simulate --help", "charge --help --language es"])
+def test_a_terminal_that_lacks_a_character_is_written_to(command: str) -> None:
+    """As in an older locale: it shows ? for an accent or a line of a drawing, and there is no traceback."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*PYTHON, *command.split()], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
+
+
 def test_a_reader_that_does_not_read_holds_up_no_run(unwilling: Service, tmp_path: Path) -> None:
     """As `less`, or a program that waits for the end first: all rows are charged, and then all lines are there."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("unread", 30)), tmp_path / "report.csv"

@@ -104,11 +104,13 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=(
 def open_closed() -> None:
     """Open the standard streams that are closed: else the next file would take their number, and their output.
 
-    The order gives each stream its own number.
+    The order gives each stream its own number. A character that a stream's encoding lacks is written as `?`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def settle() -> bool:

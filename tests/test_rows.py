@@ -636,6 +636,14 @@ def test_a_spreadsheet_that_only_calamine_reads_is_refused(
         read_file(path, TYPED)
 
 
+def test_a_name_that_is_broken_over_lines_is_given_in_one(tmp_path: Path) -> None:
+    """As a spreadsheet's narrow columns have it; nobody types a line break behind --map."""
+    path = sheet(tmp_path / "a.xlsx", ["clave", "Teléfono\ncelular", "Valor \n  USD"], ["k", "0984111222", 5])
+    columns = {KEY: "clave", "phone_number": "telefono celular", "amount_without_tax": "Valor USD"}
+    (request,) = read_file(path, form(columns=columns, constants=FIXED, amounts="decimal")).requests
+    assert request.amount == 500
+
+
 @pytest.mark.parametrize("quote", ['"', "'"])
 def test_cells_without_addresses_are_looked_at_too(tmp_path: Path, quote: str) -> None:
     """Some programs leave them out. An error and a formula without its value count, and are not read as empty."""

@@ -37,8 +37,9 @@ _DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": 
 
 @lru_cache(1000)
 def plain(name: str) -> str:
-    """Return the name of a column without its accents and capitals: Teléfono is telefono."""
-    return "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)).casefold()
+    """Return the name of a column without its accents, capitals and line breaks: Teléfono is telefono."""
+    bare = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    return " ".join(bare.casefold().split())
 
 
 def pair_of(option: str, text: str, form: str) -> tuple[str, str]:

@@ -640,8 +640,13 @@ def test_a_name_that_is_broken_over_lines_is_given_in_one(tmp_path: Path) -> Non
     """As a spreadsheet's narrow columns have it; nobody types a line break behind --map."""
     path = sheet(tmp_path / "a.xlsx", ["clave", "Teléfono\ncelular", "Valor \n  USD"], ["k", "0984111222", 5])
     columns = {KEY: "clave", "phone_number": "telefono celular", "amount_without_tax": "Valor USD"}
-    (request,) = read_file(path, form(columns=columns, constants=FIXED, amounts="decimal")).requests
-    assert request.amount == 500
+    named = form(columns=columns, constants=FIXED, amounts="decimal")
+    assert [request.amount for request in read_file(path, named).requests] == [500]
+    text = '"Cobros\r\nde marzo;\r\n"Teléfono\r\ncelular";"Valor\r\nUSD";clave\r\n0984111222;5,00;k\r\n;5,00;l\r\n'
+    (saved := tmp_path / "a.csv").write_bytes(text.encode())
+    file = read_file(saved, named)
+    assert [request.amount for request in file.requests] == [500]
+    assert (file.records.line, [row.line for row in file.bad]) == (3, [7])
 
 
 @pytest.mark.parametrize("quote", ['"', "'"])

@@ -7,7 +7,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,6 +25,9 @@ MAX_BYTES = 256 << 20
 
 #: The header of a table is among this many first lines.
 MAX_HEADER = 50
+
+#: Lines over which the names of a header may be broken.
+MAX_BROKEN = 5
 
 _CSV, SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
 
@@ -186,8 +189,10 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int
 def _read_csv(text: str, form: Layout, codec: str) -> Records:
     """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
+    head = lines[:MAX_HEADER]
     tables = {
-        each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"
+        each: [_header_cells(head[n : n + MAX_BROKEN], each) for n in range(len(head))]
+        for each in form.delimiter or ",;\t|"
     }
     headers = {each: _find_header(table, form) for each, table in tables.items()}
     delimiter = max(headers, key=lambda each: headers[each][1:])
@@ -220,11 +225,13 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     )
 
 
-def _header_cells(header: str, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([header], delimiter=delimiter, strict=True), [])
-    except csv.Error:
-        return []
+def _header_cells(lines: Sequence[str], delimiter: str) -> list[str]:
+    """Return the cells of the record that begins these lines: of the first one, unless a name is broken over more."""
+    for count in range(1, len(lines) + 1):
+        with suppress(csv.Error):
+            record = io.StringIO("\n".join(lines[:count]), newline="")
+            return next(csv.reader(record, delimiter=delimiter, strict=True), [])
+    return []
 
 
 def _read_sheet(path: Path, form: Layout) -> Records:

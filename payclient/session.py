@@ -332,7 +332,7 @@ class PaySession:
                 raise
             else:
                 failure = describe_failure(cancelled)  # a connector that was closed, for instance
-            call.error = _classify_failure(call.proof, request, failure)
+            call.error = _classify_failure(call, failure)
         except BaseException as raised:
             call.error = raised
             raise
@@ -351,7 +351,7 @@ class PaySession:
         while True:
             try:
                 call.response = None
-                call.response = await self._send_once(call.request, call.proof)
+                call.response = await self._send_once(call)
                 found = decode(call.response, self.profile, call.request.client_transaction_id)
                 if check is not None:
                     check(found)
@@ -368,8 +368,9 @@ class PaySession:
             await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
             call.begin_again()
 
-    async def _send_once(self, request: HttpRequest, proof: SendProof) -> HttpResponse:
+    async def _send_once(self, call: Call) -> HttpResponse:
         """Sign and send. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
+        request, proof = call.request, call.proof
         authorization = self._token.authorization or await self._token.fetch()
         SIGNED_WITH.set(authorization.digest)
         signed = HttpRequest(
@@ -390,7 +391,7 @@ class PaySession:
             return response
         if proof.error is not None:
             raise proof.error.with_traceback(proof.trace)
-        raise _classify_failure(proof, request, failure)
+        raise _classify_failure(call, failure)
 
 
 class SendProof:
@@ -440,9 +441,14 @@ class Call:
         self._before_send = before_send
         self._began = time.perf_counter()
 
+    @property
+    def sent(self) -> bool:
+        """Whether the first byte may have left, at this send or at an earlier one."""
+        return self._sent_before or self.proof.passed
+
     def begin_again(self) -> None:
         """Prepare to send the request again, with a proof of its own."""
-        self._sent_before = self._sent_before or self.proof.passed
+        self._sent_before = self.sent
         self.resends += 1
         self.proof = SendProof(self._before_send)
 
@@ -459,7 +465,7 @@ class Call:
             path=self.request.path,
             http_status=None if self.response is None else self.response.status,
             seconds=time.perf_counter() - self._began,
-            sent=self._sent_before or self.proof.passed,
+            sent=self.sent,
             error=None if self.error is None else type(self.error).__name__,
             client_transaction_id=self.request.client_transaction_id,
             transaction_id=getattr(self.result, "transaction_id", None),
@@ -485,12 +491,12 @@ def sleep_time_seconds(tries: int, chance: float) -> float:
     return RETRY_DELAYS[tries] * (0.5 + chance)
 
 
-def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> TransportError:
-    """Make the error of a request without an answer, by the proof alone and never by what was raised."""
-    kind = OutcomeUnknownError if proof.passed else NotSentError
-    if kind is NotSentError:
-        failure = f"{failure}; nothing was sent"
-    return kind(failure, client_transaction_id=request.client_transaction_id)
+def _classify_failure(call: Call, failure: str) -> TransportError:
+    """Make the error of a request without an answer, by its proofs alone and never by what was raised."""
+    identifier = call.request.client_transaction_id
+    if call.sent:
+        return OutcomeUnknownError(failure, client_transaction_id=identifier)
+    return NotSentError(f"{failure}; nothing was sent", client_transaction_id=identifier)
 
 
 def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:

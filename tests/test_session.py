@@ -620,7 +620,7 @@ async def test_on_exchange(
 
 
 async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
-    """Of a cancelled call and of a time-out; and of a query whose last try alone was not sent."""
+    """Of a cancelled call and of a time-out; a query or a confirmation was sent, though its last try alone was not."""
     told: list[Exchange] = []
     session = session_over(endless, on_exchange=told.append)
     call = asyncio.create_task(cast("Any", session.sale(SALE)))
@@ -635,9 +635,12 @@ async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
         return await fake(request, before_send)
 
     fake = Scripted(FAILING, OSError(111, "refused"))
-    await error_of(NotSentError, session_over(transport, on_exchange=told.append).status(transaction_id=12))
+    session = session_over(transport, profile=PAYPHONE, on_exchange=told.append)
+    await error_of(OutcomeUnknownError, session.status(transaction_id=12))
+    fake = Scripted(FAILING, OSError(111, "refused"))
+    await error_of(OutcomeUnknownError, session.confirm(12, "form-1"))
     assert [(one.sent, one.error, one.http_status) for one in told] == [
-        (True, "CancelledError", None), (True, "OutcomeUnknownError", None), (True, "NotSentError", None),
+        (True, "CancelledError", None), *[(True, "OutcomeUnknownError", None)] * 3,
     ]  # fmt: skip
 
 

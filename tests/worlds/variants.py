@@ -19,7 +19,7 @@ from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
-from payclient.session import PaySession
+from payclient.session import Call, PaySession
 from payclient.tracking import attempts, forms, late_writes, purchases, queries, tracker
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
@@ -72,10 +72,10 @@ def _follow_redirects() -> list[Patch]:
     """307 and 308 repeat the POST."""
     shipped = PaySession._send_once
 
-    async def send(self: PaySession, request: wire.HttpRequest, proof: Any) -> wire.HttpResponse:
-        response = await shipped(self, request, proof)
+    async def send(self: PaySession, call: Call) -> wire.HttpResponse:
+        response = await shipped(self, call)
         if response.status in (307, 308):
-            return await self._transport(request, None)
+            return await self._transport(call.request, None)
         return response
 
     return [(PaySession, "_send_once", send)]

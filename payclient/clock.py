@@ -223,19 +223,18 @@ class Deadlines:
         self._queue: deque[Deadline] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, seconds: float | None = None) -> Deadline:
+    def start(self, seconds: float) -> Deadline:
         """Begin a deadline for the running task; `end` it with the call."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call needs a running task")
-        if seconds is not None and seconds != self._seconds:
-            deadline = Deadline(task, self._loop.time() + seconds)
+        deadline = Deadline(task, self._loop.time() + seconds)
+        if seconds != self._seconds:
             deadline.timer = self._loop.call_at(deadline.when, deadline.fire)
             return deadline
         queue = self._queue
         while queue and queue[0].done:
             queue.popleft()
-        deadline = Deadline(task, self._loop.time() + self._seconds)
         queue.append(deadline)
         if self._timer is None:
             self._timer = self._loop.call_at(deadline.when, self._ring)

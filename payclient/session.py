@@ -319,14 +319,15 @@ class PaySession:
         repeatable: bool = False,
     ) -> _T:
         """Send a request within the total time-out, again where `should_retry` says so, and read the answer."""
-        deadline = self._bind().start(None if timeouts is None else timeouts.total)
+        total = (timeouts or self.timeouts).total
+        deadline = self._bind().start(total)
         call = Call(operation, request, before_send)
         try:
             return await self._send_until_read(call, decode, check, repeatable)
         except asyncio.CancelledError as cancelled:
             call.error = cancelled
             if deadline.overran():
-                failure = f"no answer within {(timeouts or self.timeouts).total:g} s"
+                failure = f"no answer within {total:g} s"
             elif deadline.is_cancelled() or call.proof.error is cancelled:
                 cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise

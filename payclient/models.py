@@ -14,7 +14,7 @@ from payclient import validation as rules
 from payclient.amounts import COMPONENTS, sum_fault
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.secret import Secret
-from payclient.validation import CheckedModel, Declared, field_fault, id_fault
+from payclient.validation import CheckedModel, Declared, id_fault
 
 
 def _optional(rule: Declared) -> Any:
@@ -144,16 +144,16 @@ class _Charge(CheckedModel):
                 return None  # this part is reported as a fault, so no sum is compared
         return total
 
-    def _find_faults(self) -> list[ErrorDetail]:
+    def _find_faults(self) -> dict[str, list[str]]:
         """Return every fault, those between fields too (§2.1)."""
         found = super()._find_faults()
         parts = {name: getattr(self, name) for name in ("amount", *COMPONENTS)}
-        if any(field_fault(name).message == detail.message for name in parts for detail in found):
+        if parts.keys() & found.keys():
             return found  # an amount with a fault of its own is not summed
         if fault := sum_fault(parts.pop("amount"), parts.values()):
-            found.append(field_fault("amount", fault))
+            found["amount"] = [fault]
         if self.amount_with_tax is not None and self.amount_without_tax is not None and self.tax is None:
-            found.append(field_fault("tax", "must be given beside amountWithTax and amountWithoutTax"))
+            found["tax"] = ["must be given beside amountWithTax and amountWithoutTax"]
         return found
 
 
@@ -194,15 +194,14 @@ class SaleRequest(_Charge):
 
     agreement: ClassVar[str] = _Charge.agreement + " and phone_number and nick_name is None"
 
-    def _find_faults(self) -> list[ErrorDetail]:
+    def _find_faults(self) -> dict[str, list[str]]:
         """Return every fault: the field that names the customer is required."""
         found = super()._find_faults()
         name = "nick_name" if self.by_nick_name is True else "phone_number"
         value = getattr(self, name)
         is_missing = value is None or (isinstance(value, str) and not value.strip())
-        has_fault = any(field_fault(name).message == detail.message for detail in found)
-        if is_missing and not has_fault and type(self.by_nick_name) is bool:
-            found.append(field_fault(name, "must be given" if value is None else "must not be empty"))
+        if is_missing and not {name, "by_nick_name"} & found.keys():
+            found[name] = ["must be given" if value is None else "must not be empty"]
         return found
 
 

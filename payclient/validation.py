@@ -1,7 +1,7 @@
 """The rules of values for any service: as far as the document goes, and what no service could take.
 
 A model declares each field with its rule. Two checks are made of the rules: a quick one, written as one expression when
-the class is made, and `field_faults`, which is exact and runs only where the quick one doubts.
+the class is made, and `_find_faults`, which is exact and runs only where the quick one doubts.
 """
 
 from __future__ import annotations
@@ -338,12 +338,6 @@ def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
     return scope["__attrs_post_init__"]  # type: ignore[no-any-return]  # just made
 
 
-def field_faults(model: Any) -> list[ErrorDetail]:
-    """Return every fault of a model's fields, in the shape of the service's code 800 (§7.5)."""
-    found = {name: rule.faults(getattr(model, name)) for name, rule in rules_of(type(model)).items()}
-    return [field_fault(name, *faults) for name, faults in found.items() if faults]
-
-
 class CheckedModel:
     """A model that checks its fields when it is made. Raises `InvalidRequestError` with every fault at once."""
 
@@ -359,15 +353,17 @@ class CheckedModel:
     def __attrs_post_init__(self) -> None:
         self._check()
 
-    def _find_faults(self) -> list[ErrorDetail]:
-        """Return every fault."""
-        return field_faults(self)
+    def _find_faults(self) -> dict[str, list[str]]:
+        """Return everything that is wrong, by the field's name."""
+        found = {name: rule.faults(getattr(self, name)) for name, rule in rules_of(type(self)).items()}
+        return {name: faults for name, faults in found.items() if faults}
 
     def _check(self) -> None:
         """Raise for every fault at once. No local variable of this frame holds a value: error trackers show them."""
         if faults := self._find_faults():
+            errors = [field_fault(name, *descriptions) for name, descriptions in faults.items()]
             identifier = getattr(self, "client_transaction_id", None)
-            raise InvalidRequestError(errors=faults, client_transaction_id=loggable_id(identifier))
+            raise InvalidRequestError(errors=errors, client_transaction_id=loggable_id(identifier))
 
 
 def check_type(name: str, value: object, kind: type) -> None:

@@ -183,12 +183,13 @@ _not_blank = _unless(str.strip, "must not be empty")
 _no_blank_ends = _unless(lambda value: value == value.strip(), "must not begin or end with a blank")
 
 
-def text(
-    *checks: Callable[[str], str | None], quick: str = "", required: bool = False, is_code: bool = False
-) -> Declared:
-    """Declare a text of at most 4,096 characters, without control characters; not blank where required."""
+def text(*checks: Callable[[str], str | None], required: bool = False, **more: Any) -> Declared:
+    """Declare a text of at most 4,096 characters, without control characters; not blank where required.
+
+    `more` are attributes of its `Rule`.
+    """
     checks = (text_fault, *([_not_blank] if required else []), *checks)
-    return {"rule": Rule(str, "a text", checks, quick, required=required, is_code=is_code)}
+    return {"rule": Rule(str, "a text", checks, required=required, **more)}
 
 
 def store(*, required: bool = False) -> Declared:
@@ -204,11 +205,10 @@ def url(*, required: bool = False) -> Declared:
     return text(check, quick='{0}[:8] == "https://"', required=required)
 
 
-def _form(expression: str, fault: str, *, required: bool = False, is_code: bool = False) -> Declared:
+def _form(expression: str, fault: str, **more: Any) -> Declared:
     """Declare a text of a form, given as a regular expression."""
     match = re.compile(expression).fullmatch
-    checks = (text_fault, *([_not_blank] if required else []), _unless(match, fault))
-    return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, is_code=is_code)}
+    return text(_unless(match, fault), quick="{1}({0})", object=match, **more)
 
 
 def degrees(limit: int) -> Declared:
@@ -217,7 +217,7 @@ def degrees(limit: int) -> Declared:
         lambda value: _DECIMAL.fullmatch(value) and abs(float(value)) <= limit,
         f"must be a decimal text from -{limit} to {limit}",
     )
-    return {"rule": Rule(str, "a text", (text_fault, check), is_code=True)}
+    return text(check, is_code=True)
 
 
 def cents(*, part: bool = False, computed: str = "") -> Declared:
@@ -266,11 +266,9 @@ COUNTRY: Declared = _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)"
 #: A phone number with `+` and its country code (§2.3, §2.4).
 PHONE: Declared = _form(r"\+[1-9][0-9]{5,14}", "must be + country code and number, such as +593991112223")
 #: The phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes.
-WALLET_PHONE: Declared = {
-    "rule": Rule(
-        str, "a text", (text_fault, _are_digits), "({0}.isdigit() and {0}.isascii() or {1}({0}))", _digits
-    )
-}
+WALLET_PHONE: Declared = text(
+    _are_digits, quick="({0}.isdigit() and {0}.isascii() or {1}({0}))", object=_digits
+)
 #: The language of a form (§2.3).
 LANGUAGE: Declared = _form("es|en", "must be 'es' or 'en'")
 #: A whole number from -10**18 to 10**18.

@@ -100,16 +100,13 @@ async def sleep(clock: Clock, seconds: float) -> None:
 async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     """Await the work for at most so many seconds of a clock. `TimeoutError` also where it cannot be cancelled."""
     task = asyncio.ensure_future(work)
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task.add_done_callback(lambda _: end(ended))
+    ended = _end_of(task)
     timer = clock.call_at(clock.monotonic() + seconds, end, ended)
     try:
         await ended
     finally:
         timer.cancel()
         late = task.cancel()
-        # Mark what the task raises afterwards as seen, or asyncio logs it.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if late or task.cancelled():
         raise TimeoutError
     return task.result()
@@ -129,15 +126,20 @@ def is_cancelled_alone(task: asyncio.Future[Any]) -> bool:
 
 async def outlive(task: asyncio.Task[_T]) -> _T:
     """Await a task that goes on where its caller is cancelled: `asyncio.shield`, for a third of its cost."""
+    await _end_of(task)
+    return task.result()
+
+
+def _end_of(task: asyncio.Future[Any]) -> asyncio.Future[None]:
+    """Return a future that ends with a task. It can be cancelled without the task."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def note_end(task: asyncio.Task[_T]) -> None:
+    def note_end(task: asyncio.Future[Any]) -> None:
         end(ended)
         task.cancelled() or task.exception()  # an exception that nobody reads is logged by asyncio
 
     task.add_done_callback(note_end)
-    await ended
-    return task.result()
+    return ended
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -9,15 +9,8 @@ stand beside.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from payclient.amounts import (
-        split_tax,
-        to_cents,
-    )
-    from payclient.batch import (
-        ChargeResult,
-        ChargeRow,
-        charge_all,
-    )
+    from payclient.amounts import split_tax, to_cents
+    from payclient.batch import ChargeResult, ChargeRow, charge_all
     from payclient.clock import Timeouts
     from payclient.errors import (
         AlreadyPaidError,
@@ -47,9 +40,7 @@ if _TYPE_CHECKING:
         UsageError,
         ValidationFailedError,
     )
-    from payclient.ledger import (
-        open_ledger,
-    )
+    from payclient.ledger import open_ledger
     from payclient.lifecycle import State
     from payclient.models import (
         BillTo,
@@ -70,17 +61,8 @@ if _TYPE_CHECKING:
         parse_external_notification,
         parse_notification,
     )
-    from payclient.profile import (
-        DOCUMENT,
-        PAYPHONE,
-        ServiceProfile,
-    )
-    from payclient.schedule import (
-        Attentive,
-        Fixed,
-        Schedule,
-        Steps,
-    )
+    from payclient.profile import DOCUMENT, PAYPHONE, ServiceProfile
+    from payclient.schedule import Attentive, Fixed, Schedule, Steps
     from payclient.session import Exchange, PaySession
     from payclient.tracking import (
         FormLink,

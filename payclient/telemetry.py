@@ -80,15 +80,14 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     session, asks, clock = tracker._poller.session, tracker._poller.asks, tracker._poller.clock
     tracer = trace.get_tracer("payclient", tracer_provider=tracer_provider)
     meter = metrics.get_meter("payclient", meter_provider=meter_provider)
-    exchanges, decisions = (
-        meter.create_histogram(
-            f"payclient.{name}.duration", "s", what, explicit_bucket_boundaries_advisory=bounds
-        )
-        for name, what, bounds in (
-            ("exchange", "Exchanges with the service.", EXCHANGE_BOUNDS),
-            ("decision", "From an ask's permit to its decision.", DECISION_BOUNDS),
-        )
-    )
+    exchanges = meter.create_histogram(
+        "payclient.exchange.duration", "s", "Exchanges with the service.",
+        explicit_bucket_boundaries_advisory=EXCHANGE_BOUNDS,
+    )  # fmt: skip
+    decisions = meter.create_histogram(
+        "payclient.decision.duration", "s", "From an ask's permit to its decision.",
+        explicit_bucket_boundaries_advisory=DECISION_BOUNDS,
+    )  # fmt: skip
     address = urlsplit(session.base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
     #: By client transaction id, the states of an open ask, each with its time.
@@ -187,11 +186,10 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         return lambda options: read(options) if any(not each.closed for each in observed()) else ()
 
     _observed[:] = [*(each for each in _observed if not each[1].closed), (meter_provider, asks)]
-    for name, read, unit, what in (
-        ("asks", read_asks, "1", "Asks that this process follows."),
-        ("oldest_unknown.age", read_age, "s", "Age of the oldest unknown ask; 0 if there is none."),
-    ):
-        meter.create_observable_gauge(f"payclient.{name}", [while_on(read)], unit, what)
+    what = "Asks that this process follows."
+    meter.create_observable_gauge("payclient.asks", [while_on(read_asks)], "1", what)
+    what = "Age of the oldest unknown ask; 0 if there is none."
+    meter.create_observable_gauge("payclient.oldest_unknown.age", [while_on(read_age)], "s", what)
 
     def stop() -> None:
         for hook in hooks:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from payclient import sync
+from payclient.clock import Clock
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
@@ -40,7 +41,8 @@ from payclient.tracking.followup import Followed
 from payclient.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+    from opentelemetry.trace import Tracer as OtelTracer
     from opentelemetry.trace import TracerProvider
 
 __all__ = ["instrument"]
@@ -58,7 +60,7 @@ BACKGROUND = frozenset({"status", "confirm"})
 KEPT = 20_000
 
 
-def instrument(  # noqa: C901 - its short callbacks are counted in one sum
+def instrument(
     tracker: Tracker | sync.Tracker,
     *,
     tracer_provider: TracerProvider | None = None,
@@ -70,7 +72,7 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     where `opentelemetry-api` is not installed.
     """
     try:
-        from opentelemetry import context, metrics, trace
+        from opentelemetry import metrics, trace
     except ImportError:
         raise ConfigurationError(
             "telemetry needs opentelemetry-api: pip install payclient[otel]; nothing was changed"
@@ -80,20 +82,34 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     session, asks, clock = tracker._poller.session, tracker._poller.asks, tracker._poller.clock
     tracer = trace.get_tracer("payclient", tracer_provider=tracer_provider)
     meter = metrics.get_meter("payclient", meter_provider=meter_provider)
+    hooks = (
+        _Hook(session, "on_exchange", _exchange_recorder(tracer, meter, session.base_url)),
+        _Hook(asks, "on_change", _change_recorder(tracer, meter, clock)),
+    )
+    _observed[:] = [*(each for each in _observed if not each[1].closed), (meter_provider, asks)]
+    _make_gauges(meter, meter_provider)
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.stop()
+        with suppress(ValueError):  # another tracker's start has removed what is closed
+            _observed.remove((meter_provider, asks))
+
+    return stop
+
+
+def _exchange_recorder(tracer: OtelTracer, meter: Meter, base_url: str) -> Callable[[Exchange], None]:
+    """Return the function that makes the span of each exchange, and measures it."""
+    from opentelemetry import context, trace
+
     exchanges = meter.create_histogram(
         "payclient.exchange.duration", "s", "Exchanges with the service.",
         explicit_bucket_boundaries_advisory=EXCHANGE_BOUNDS,
     )  # fmt: skip
-    decisions = meter.create_histogram(
-        "payclient.decision.duration", "s", "From an ask's permit to its decision.",
-        explicit_bucket_boundaries_advisory=DECISION_BOUNDS,
-    )  # fmt: skip
-    address = urlsplit(session.base_url)
+    address = urlsplit(base_url)
     port = address.port or (443 if address.scheme == "https" else 80)
-    #: By client transaction id, the states of an open ask, each with its time.
-    states: dict[str, list[tuple[State, float]]] = {}
 
-    def record_exchange(exchange: Exchange) -> None:
+    def record(exchange: Exchange) -> None:
         labels = _present(
             {
                 "payclient.operation": exchange.operation,
@@ -108,7 +124,7 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
                 "server.address": address.hostname,
                 "server.port": port,
                 "http.request.method": exchange.method,
-                "url.full": f"{session.base_url}{exchange.path}",
+                "url.full": f"{base_url}{exchange.path}",
                 "payclient.sent": exchange.sent,
                 "payclient.client_transaction_id": exchange.client_transaction_id,
                 "payclient.transaction_id": exchange.transaction_id,
@@ -126,7 +142,21 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
             span.set_status(trace.StatusCode.ERROR)
         span.end(ended)
 
-    def record_change(before: Record, after: Record) -> None:
+    return record
+
+
+def _change_recorder(tracer: OtelTracer, meter: Meter, clock: Clock) -> Callable[[Record, Record], None]:
+    """Return the function that makes the span of each decided ask, and measures it."""
+    from opentelemetry import context
+
+    decisions = meter.create_histogram(
+        "payclient.decision.duration", "s", "From an ask's permit to its decision.",
+        explicit_bucket_boundaries_advisory=DECISION_BOUNDS,
+    )  # fmt: skip
+    #: By client transaction id, the states of an open ask, each with its time.
+    states: dict[str, list[tuple[State, float]]] = {}
+
+    def record(before: Record, after: Record) -> None:
         states.setdefault(after.client_transaction_id, []).append((after.state, clock.time()))
         if not after.state.decided:
             if len(states) > KEPT:
@@ -154,8 +184,29 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
             span.add_event("payclient.state_changed", {"payclient.state": str(state)}, int(at * 1e9))
         span.end(int(decided_at * 1e9))
 
-    # From the exporter's own thread: a copy of the index is taken at once, and records do not change.
+    return record
+
+
+def _make_gauges(meter: Meter, meter_provider: MeterProvider | None) -> None:
+    """Make the gauges of all trackers of a provider: of a name its SDK reads the first one alone.
+
+    The exporter's own thread reads them: a copy of each index is taken at once, and records do not change.
+    """
+    from opentelemetry import metrics
+
+    def provider_of(given: MeterProvider | None) -> MeterProvider:
+        return metrics.get_meter_provider() if given is None else given
+
+    def observed() -> set[OpenAsks]:
+        provider = provider_of(meter_provider)
+        return {each for given, each in _observed if provider_of(given) is provider}
+
+    def all_followed() -> Iterable[tuple[OpenAsks, Followed]]:
+        return ((each, ask) for each in observed() for ask in each.all() if not ask.elsewhere)
+
     def read_asks(_: CallbackOptions) -> Iterable[Observation]:
+        if all(each.closed for each in observed()):
+            return
         # Zeros too: else no alert would see a count fall to zero.
         counts = Counter(
             {(kind, state): 0 for kind in ("sale", "form") for state in State if not state.decided}
@@ -165,39 +216,16 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
             yield metrics.Observation(number, {"payclient.kind": kind, "payclient.state": str(state)})
 
     def read_age(_: CallbackOptions) -> Iterable[Observation]:
+        if all(each.closed for each in observed()):
+            return
         unknown = [(each, ask) for each, ask in all_followed() if ask.record.state is State.UNKNOWN]
         ages = [each.clock.time() - ask.record.created_at for each, ask in unknown]
         yield metrics.Observation(max([0.0, *ages]))
 
-    def all_followed() -> Iterable[tuple[OpenAsks, Followed]]:
-        return ((each, ask) for each in observed() for ask in each.all() if not ask.elsewhere)
-
-    # The gauges are of all trackers of a provider: of a name its SDK reads the first one alone.
-    def observed() -> set[OpenAsks]:
-        provider = provider_of(meter_provider)
-        return {each for given, each in _observed if provider_of(given) is provider}
-
-    def provider_of(given: MeterProvider | None) -> MeterProvider:
-        return metrics.get_meter_provider() if given is None else given
-
-    hooks = (_Hook(session, "on_exchange", record_exchange), _Hook(asks, "on_change", record_change))
-
-    def while_on(read: Callable[..., Iterable[Observation]]) -> Callable[..., Iterable[Observation]]:
-        return lambda options: read(options) if any(not each.closed for each in observed()) else ()
-
-    _observed[:] = [*(each for each in _observed if not each[1].closed), (meter_provider, asks)]
     what = "Asks that this process follows."
-    meter.create_observable_gauge("payclient.asks", [while_on(read_asks)], "1", what)
+    meter.create_observable_gauge("payclient.asks", [read_asks], "1", what)
     what = "Age of the oldest unknown ask; 0 if there is none."
-    meter.create_observable_gauge("payclient.oldest_unknown.age", [while_on(read_age)], "s", what)
-
-    def stop() -> None:
-        for hook in hooks:
-            hook.stop()
-        with suppress(ValueError):  # another tracker's start has removed what is closed
-            _observed.remove((meter_provider, asks))
-
-    return stop
+    meter.create_observable_gauge("payclient.oldest_unknown.age", [read_age], "s", what)
 
 
 #: The meter provider that each instrumented tracker was given, and the tracker's open asks.

@@ -17,7 +17,7 @@ from payclient.clock import SystemClock, outlive, start, within
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
-from payclient.validation import is_loopback
+from payclient.validation import is_loopback, is_secure, parse_address
 
 __all__ = ["Secret"]
 
@@ -169,18 +169,14 @@ def check_base_url(base_url: object) -> str:
         raise ConfigurationError("base_url must be an address such as https://pay.example")
     if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
         raise ConfigurationError("base_url must be ASCII without blanks, control characters or backslashes")
-    try:
-        parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host:
+    parts = parse_address(base_url)
+    if parts is None:
         raise ConfigurationError("base_url must be an address such as https://pay.example")
     if "@" in parts.netloc:
         raise ConfigurationError("base_url must have no user information in it")
     if "?" in base_url or "#" in base_url:
         raise ConfigurationError("base_url must have no query and no fragment")
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+    if not is_secure(parts):
         raise ConfigurationError("base_url must be https (http is for loopback only)")
     return base_url.rstrip("/")
 

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlunsplit
 
 import attrs
 
@@ -19,7 +19,7 @@ from payclient.answers import BOM, parse_json
 from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
-from payclient.validation import text_fault
+from payclient.validation import parse_address, text_fault
 
 __all__ = [
     "Receipt",
@@ -198,12 +198,8 @@ def notification_url(base: str, client_transaction_id: str, secret: str | bytes)
     `secret` is 16 bytes or more of your own, the same in all processes. Anybody who has seen the address may still lie,
     so a notification that arrives there is a hint like any other. Raises `ConfigurationError`.
     """
-    try:
-        parts = urlsplit(base)
-        usable = parts.scheme in ("http", "https") and parts.hostname and not parts.fragment
-    except ValueError:
-        usable = False
-    if not usable:
+    parts = parse_address(base)
+    if parts is None or parts.scheme not in ("http", "https") or parts.fragment:
         raise ConfigurationError("base must be an address such as https://shop.example/notify")
     key = _notification_key(client_transaction_id, check_secret(secret))
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))

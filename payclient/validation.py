@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, ClassVar, TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import attrs
 import orjson
@@ -93,14 +93,25 @@ def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
     """Return whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts if given."""
     if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
         return False
+    parts = parse_address(link)
+    if parts is None or "@" in parts.netloc or not is_secure(parts):
+        return False
+    return hosts is None or parts.hostname in {host.lower() for host in hosts}
+
+
+def parse_address(address: str) -> SplitResult | None:
+    """Return the parts of an address that has a host, or None."""
     try:
-        parts = urlsplit(link)
-        host, _ = parts.hostname, parts.port
+        parts = urlsplit(address)
+        _ = parts.port  # raises where it is not a number
     except ValueError:
-        return False
-    if not host or "@" in parts.netloc or (hosts is not None and host not in map(str.lower, hosts)):
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+        return None
+    return parts if parts.hostname else None
+
+
+def is_secure(parts: SplitResult) -> bool:
+    """Return whether nobody between reads what is sent to an address: https, or http for loopback."""
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
 
 #: Parts of the names of fields that hold a person's data, in any letter case and with any marks between.

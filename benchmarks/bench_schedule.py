@@ -61,20 +61,16 @@ class Waited:
         return 5.0 + 2.0 * part if age == 0 else 2.0 * part
 
 
-def at_delay(make: Callable[[float], Schedule], crowd: Crowd, delay: float) -> Forecast:
-    """The forecast of the one of these schedules that has this mean delay."""
+def at_delay(crowd: Crowd, delay: float) -> Forecast:
+    """The forecast of the one of our schedules that has this mean delay."""
     low, high = 0.01, 100.0
     for _ in range(40):
         middle = math.sqrt(low * high)
-        if forecast(make(middle), crowd).delay > delay:
+        if forecast(Attentive(target_delay=middle), crowd).delay > delay:
             high = middle
         else:
             low = middle
-    return forecast(make(low), crowd)
-
-
-def attentive(delay: float) -> Schedule:
-    return Attentive(target_delay=delay)
+    return forecast(Attentive(target_delay=low), crowd)
 
 
 def tables() -> None:
@@ -93,13 +89,12 @@ def tables() -> None:
             f"{name:36} {mine.least_queries:6.1f} {mine.queries:5.1f} @{mine.delay:4.2f}  "
             + "  ".join(f"{cell.queries:7.1f} @{cell.delay:6.2f}" for cell in cells)
         )
-        for other in (Fixed, Waited, Exponential):
-            shown = forecast(other(), crowd)
-            equal = at_delay(attentive, crowd, shown.delay)
-            worst = max(worst, equal.queries / shown.queries if other is not Waited else 0.0)
+        for other in (Fixed(), Exponential()):
+            shown = forecast(other, crowd)
+            worst = max(worst, at_delay(crowd, shown.delay).queries / shown.queries)
         worst = max(worst, mine.queries / forecast(Fixed(2 * mine.delay), crowd).queries)
     print()
-    one, fixed = at_delay(attentive, USUAL, 1.0), forecast(Fixed(2.0), USUAL)
+    one, fixed = at_delay(USUAL, 1.0), forecast(Fixed(2.0), USUAL)
     against = f"fixed 2 s: {fixed.queries:.1f} queries at {fixed.delay:.2f} s"
     row(f"queries at {one.delay:.2f} s mean delay", one.queries / fixed.queries, 0.83, against)
     print(f"      {one.least_queries / fixed.queries:8.2f}x  is the bound (Cauchy-Schwarz)")

@@ -127,7 +127,7 @@ class Token:
 
     async def fetch(self) -> Authorization:
         """Call the callable. Raises `NotSentError` if it returns nothing in time, and what it raises itself."""
-        if self._fetching is None or self._fetching.done():  # one that was cancelled before it began
+        if self._fetching is None or self._fetching.done():
             self._fetching = start(self._fetch())
         return await outlive(self._fetching)
 
@@ -138,8 +138,6 @@ class Token:
             given = await within(SystemClock(), self._timeout, self._call())
         except (TimeoutError, asyncio.CancelledError):
             given = None
-        finally:
-            self._fetching = None
         if given is None:
             raise NotSentError("no token was given in time")
         self.authorization = authorize(given, self._language)

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cache, lru_cache
 from typing import Any, ClassVar, TypeGuard
 from urllib.parse import SplitResult, urlsplit
@@ -89,7 +89,7 @@ def id_fault(value: str) -> str | None:
     return None
 
 
-def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
+def is_safe_link(link: str, hosts: Set[str] | None) -> bool:
     """Return whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts if given."""
     if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
         return False

@@ -176,7 +176,7 @@ def redirect_page(
     texts = texts_of(language)
     if assets is not None:
         check_address(assets, "assets")  # here, where no local variable holds the link
-    if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
+    if not is_safe_link(link.url, hosts):
         raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):
         gone = f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n'

@@ -38,8 +38,8 @@ _PROFILE = ServiceProfile(
     name="simulated",
     not_found_codes=frozenset({_SETTINGS.not_found[1]}),
     status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        by_transaction_id=_SETTINGS.status_by_transaction_id,
+        by_client_transaction_id=_SETTINGS.status_by_client_transaction_id,
         state_field=_SETTINGS.state_field,
     ),
 )

@@ -220,7 +220,7 @@ class Deadlines:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._loop = loop
+        self.loop = loop
         self._seconds = seconds
         self._queue: deque[Deadline] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -230,23 +230,23 @@ class Deadlines:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call needs a running task")
-        deadline = Deadline(task, self._loop.time() + seconds)
+        deadline = Deadline(task, self.loop.time() + seconds)
         if seconds != self._seconds:
-            deadline.timer = self._loop.call_at(deadline.when, deadline.fire)
+            deadline.timer = self.loop.call_at(deadline.when, deadline.fire)
             return deadline
         queue = self._queue
         while queue and queue[0].done:
             queue.popleft()
         queue.append(deadline)
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline.when, self._ring)
+            self._timer = self.loop.call_at(deadline.when, self._ring)
         return deadline
 
     def _ring(self) -> None:
-        now, queue = self._loop.time(), self._queue
+        now, queue = self.loop.time(), self._queue
         while queue and (queue[0].done or queue[0].when <= now):
             queue.popleft().fire()
-        self._timer = self._loop.call_at(queue[0].when, self._ring) if queue else None
+        self._timer = self.loop.call_at(queue[0].when, self._ring) if queue else None
 
     def close(self) -> None:
         """End the calls that still run; those with a timer of their own end by it."""

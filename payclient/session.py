@@ -121,7 +121,6 @@ class PaySession:
         #: When the service last answered, in UTC seconds; a 5xx may be a proxy's word.
         self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._closed = False
 
@@ -171,8 +170,8 @@ class PaySession:
             raise UsageError("this session was made before a fork; make one in each process")
         loop = asyncio.get_running_loop()
         if self._deadlines is None:
-            self._loop, self._deadlines = loop, Deadlines(loop, self.timeouts.total)
-        elif self._loop is not loop:
+            self._deadlines = Deadlines(loop, self.timeouts.total)
+        elif self._deadlines.loop is not loop:
             raise UsageError("this session belongs to another event loop; make one in each")
         return self._deadlines
 
@@ -407,15 +406,15 @@ class SendProof:
     trace: TracebackType | None = None
 
     def __init__(self, before_send: BeforeSend | None) -> None:
-        self._before_send = before_send
+        self.before_send = before_send
 
     async def __call__(self) -> None:
         if self.permit_spent or self.passed:
             raise UsageError("a transport calls before_send once: what it sent is not sent again")
-        if self._before_send is not None:
+        if self.before_send is not None:
             self.permit_spent = True
             try:
-                await self._before_send()
+                await self.before_send()
             except BaseException as error:
                 # The traceback of now: further up it would gather the network library's frames, which hold the token.
                 self.error, self.trace = error, error.__traceback__
@@ -439,7 +438,6 @@ class Call:
         self.operation = operation
         self.request = request
         self.proof: SendProof = SendProof(before_send)
-        self._before_send = before_send
         self._began = time.perf_counter()
 
     @property
@@ -451,7 +449,7 @@ class Call:
         """Prepare to send the request again, with a proof of its own."""
         self._sent_before = self.sent
         self.resends += 1
-        self.proof = SendProof(self._before_send)
+        self.proof = SendProof(self.proof.before_send)
 
     def discard_copies(self) -> None:
         """Let no other request use a connection that may bring a second copy of an error or of "not found"."""

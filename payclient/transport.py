@@ -39,6 +39,8 @@ Connector = aiohttp.BaseConnector
 #: Where a connection that carried a request keeps the poll of its socket.
 _POLL = "_payclient_poll"
 
+_DEAD = "the connection was dead before the first byte"
+
 #: Bytes of an answer that are read; the service's are a few hundred.
 MAX_ANSWER = 1 << 20
 
@@ -91,10 +93,6 @@ class AnswerTooLargeError(Exception):
     """The answer is longer than `MAX_ANSWER`; its connection was closed."""
 
 
-class _ConnectionDeadError(Exception):
-    """The connection was seen dead right before the write."""
-
-
 class _ProvingRequest(ClientRequest):
     """Awaits `before_send` between the connection and the first byte.
 
@@ -122,11 +120,11 @@ class _ProvingRequest(ClientRequest):
         # Check a pooled connection before spending the permit: if it is closed or has unread bytes, the session retries
         # on another.
         if protocol is None or not _alive(protocol) or _is_readable(protocol):
-            raise _ConnectionDeadError
+            raise NotSentError(_DEAD)
         if call.before_send is not None:
             await call.before_send()
             if not _alive(protocol):
-                raise _ConnectionDeadError
+                raise NotSentError(_DEAD)
         call.transport = protocol.transport
         # From here to the write nothing is awaited.
         return await super().send(conn)
@@ -204,12 +202,9 @@ class AiohttpTransport:
                     response.release()
             discard = None if call.transport is None else call.transport.abort
             return HttpResponse(response.status, response.headers, body, discard)
-        except _ConnectionDeadError:
-            pass
         except asyncio.CancelledError:
             call.reset()
             raise
-        raise NotSentError("the connection was dead before the first byte")
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:
         blocks, size = [block], len(block)

@@ -58,11 +58,13 @@ class Verdict(enum.Enum):
     UNKNOWN = enum.auto()
 
 
+_T = TypeVar("_T")
+
 #: Conditions and what each proves. The first condition that holds decides.
-Rows = tuple[tuple[Callable[["Answer"], object], Verdict], ...]
+Rows = tuple[tuple[Callable[["Answer"], object], _T], ...]
 
 #: The verdict on an answer without a result.
-ERROR_ANSWERS: Rows = (
+ERROR_ANSWERS: Rows[Verdict] = (
     # HTTP 408, 425, 499, or one of the profile's uncertain_codes
     (lambda a: a.status in GAVE_UP or a.codes & a.profile.uncertain_codes, Verdict.UNKNOWN),
     # one of the profile's refusing_statuses
@@ -81,14 +83,14 @@ ERROR_ANSWERS: Rows = (
 )
 
 #: The verdict on an answer without a report to a query or a confirmation, which may be repeated.
-QUERY_ANSWERS: Rows = (
+QUERY_ANSWERS: Rows[Verdict] = (
     (lambda a: a.status == 429, Verdict.REFUSED),
     (lambda a: a.contradicts_itself, Verdict.UNKNOWN),
     *ERROR_ANSWERS,
 )
 
 #: The verdict on an answer to a Sale.
-SALE_ANSWERS: Rows = (
+SALE_ANSWERS: Rows[Verdict] = (
     # a field given twice, or the client transaction id of another Sale
     (lambda a: a.contradicts_itself or a.is_of_another_sale, Verdict.UNKNOWN),
     # 2xx, one strict transactionId, no errorCode
@@ -102,7 +104,7 @@ SALE_ANSWERS: Rows = (
 )
 
 #: The class of a refusal (§7). The first condition that holds decides.
-REFUSAL_CLASSES: tuple[tuple[Callable[["Answer"], object], type[RefusedError]], ...] = (
+REFUSAL_CLASSES: Rows[type[RefusedError]] = (
     (lambda a: a.error_code and a.is_busy, CustomerBusyError),
     (lambda a: a.error_code == 800, ValidationFailedError),
     (lambda a: a.error_code == 22, NotCreatedError),
@@ -312,10 +314,8 @@ def retry_after(response: HttpResponse) -> float | None:
 
 # --- Errors
 
-_T = TypeVar("_T")
 
-
-def decide(rows: tuple[tuple[Callable[[Answer], object], _T], ...], answer: Answer) -> _T:
+def decide(rows: Rows[_T], answer: Answer) -> _T:
     """Return what the table has beside the first condition that holds."""
     for holds, verdict in rows:
         if holds(answer):

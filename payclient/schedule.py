@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
+from attrs.validators import optional
 
 from payclient.errors import ConfigurationError
 from payclient.validation import is_positive
@@ -65,7 +66,7 @@ class Schedule(Protocol):
 
 
 def _positive(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
-    if not is_positive(value) and (value, attribute.default) != (None, None):
+    if not is_positive(value):
         raise ConfigurationError(f"schedule: {attribute.name} must be a positive number")
 
 
@@ -122,8 +123,8 @@ class Attentive:
     - `window`: The profile's `sale_window`: answers are presumed to scale with it.
     """
 
-    target_delay: float | None = attrs.field(default=None, validator=_positive)
-    max_queries: float | None = attrs.field(default=None, validator=_positive)
+    target_delay: float | None = attrs.field(default=None, validator=optional(_positive))
+    max_queries: float | None = attrs.field(default=None, validator=optional(_positive))
     window: float = attrs.field(default=NORMAL_WINDOW, validator=_positive)
     #: From one query to the next, the part of the routine queries of a whole window.
     _price: float = attrs.field(init=False, eq=False, repr=False)

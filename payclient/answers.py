@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NewType, TypeVar
 
 import attrs
+import cattrs.gen
 import orjson
 
 from payclient.errors import (
@@ -170,8 +171,6 @@ def _make_reader(
     state_field: str | None, code_field: str | None
 ) -> Callable[[dict[str, Any], type[Fields]], Fields]:
     """Let cattrs write the function that reads `Fields`; a field whose name is None is not read."""
-    import cattrs.gen  # with the first answer: a reader of ledgers or notifications needs no converter
-
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_structure_hook(int, lambda value, _: value if type(value) is int else UNREADABLE)
     converter.register_structure_hook(str, lambda value, _: value if type(value) is str else UNREADABLE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -355,8 +356,6 @@ class ServiceProfile:
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
-        import tomllib  # here: most programs load one profile at the most
-
         if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device might never end
             words = "must be a regular file, not a directory, a pipe or a device"
             raise ConfigurationError(f"the profile {path} cannot be read: {words}")

@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import attrs
+import cattrs.gen
 import orjson
+from cattrs.fns import identity
 
 from payclient.answers import (
     ERROR_ANSWERS,
@@ -103,9 +105,6 @@ def _make_writers(
     nick_name_flag: str | None, language_field: str | None, response_url_field: str
 ) -> tuple[Write, Write]:
     """Make the writers of a Sale and of a Prepare, by cattrs. A field whose name is None is left out."""
-    import cattrs.gen  # with the first request: a reader of ledgers or notifications needs no converter
-    from cattrs.fns import identity
-
     converter = cattrs.Converter()
 
     def writer(model: type[Any], names: Mapping[str, str | None], **inner: Write) -> Any:

@@ -156,6 +156,16 @@ async def interleaved(
     return figures
 
 
+async def p50(call: Callable[[int], Awaitable[object]], times: int) -> float:
+    """The median wall time of a call in seconds, made one at a time."""
+    found = []
+    for number in range(times):
+        began = time.perf_counter()
+        await call(number)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
 def time_of(call: Callable[[], object], count: int) -> float:
     """Microseconds of CPU per call of a plain function."""
     gc.collect()

@@ -14,16 +14,13 @@ import os
 import random
 import shutil
 import sqlite3
-import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from itertools import count
 
 import asyncpg
 
-from _measure import NOW, record_of
+from _measure import NOW, p50, record_of
 from payclient.ledger import Ledger, open_ledger
 from postgres_server import running_postgres
 
@@ -93,15 +90,6 @@ async def fill_postgres(url: str, size: int) -> None:
     await connection.close()
 
 
-async def median(work: Callable[[int], Awaitable[object]], times: int) -> float:
-    found = []
-    for number in range(times):
-        start = time.perf_counter()
-        await work(number)
-        found.append((time.perf_counter() - start) * 1000)
-    return statistics.median(found)
-
-
 async def measure(url: str, size: int) -> dict[str, float]:
     chance, numbers = random.Random(size), count()  # noqa: S311 - no secret
     found: dict[str, float] = {}
@@ -113,7 +101,7 @@ async def measure(url: str, size: int) -> dict[str, float]:
             raise SystemExit(f"{len(records)} of {OPEN} were found")
         await ledger.aclose()
 
-    found["recovery of 1,000 open"] = await median(recover, 5)
+    found["recovery of 1,000 open"] = await p50(recover, 5)
     ledger: Ledger = await open_ledger(url)
 
     async def permit(_: int) -> None:
@@ -136,11 +124,11 @@ async def measure(url: str, size: int) -> dict[str, float]:
             if number == 1000:
                 break
 
-    await median(permit, 50)
-    found["permit, one at a time"] = await median(permit, 400)
-    found["find"] = await median(find, 400)
-    found["feed, 500 from an old cursor"] = await median(feed, 50)
-    found["list, 1,000 records"] = await median(listed, 10)
+    await p50(permit, 50)
+    found["permit, one at a time"] = await p50(permit, 400)
+    found["find"] = await p50(find, 400)
+    found["feed, 500 from an old cursor"] = await p50(feed, 50)
+    found["list, 1,000 records"] = await p50(listed, 10)
     await ledger.aclose()
     return found
 
@@ -148,7 +136,7 @@ async def measure(url: str, size: int) -> dict[str, float]:
 def show(kind: str, size: int, found: dict[str, float], first: dict[str, float], space: float) -> None:
     print(f"{kind}, {size:,} attempts, {space / size:,.0f} bytes each:", flush=True)
     for name, figure in found.items():
-        print(f"  {figure:9.3f} ms  {figure / first[name]:6.2f}x  {name}", flush=True)
+        print(f"  {figure * 1000:9.3f} ms  {figure / first[name]:6.2f}x  {name}", flush=True)
 
 
 async def sqlite(directory: str, sizes: list[int]) -> None:

@@ -11,10 +11,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from itertools import count
 
-from _measure import created, interleaved, pin, ratio, record_of, row, sale_of, server
+from _measure import created, interleaved, p50, pin, ratio, record_of, row, sale_of, server
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
@@ -100,18 +99,10 @@ async def durable_sales(directory: str) -> None:
         row("permit and answer in SQLite FULL, 200 at once", ratio(both, bare), 1.5, "session.sale")
         row("tracker.sale, durable, followed, 200 at once", ratio(whole, bare), 1.8, "session.sale")
 
-        async def p50(call: Callable[[int], Awaitable[object]]) -> float:
-            times = []
-            for number in range(400):
-                start = time.perf_counter()
-                await call(number)
-                times.append(time.perf_counter() - start)
-            return statistics.median(times)
-
         added, syncs = [], []
         for _ in range(ROUNDS):
             syncs.append(1 / fsync_rate(directory))
-            added.append(await p50(tracked) - await p50(raw))
+            added.append(await p50(tracked, 400) - await p50(raw, 400))
         what, sync = "tracker.sale one at a time: added p50", statistics.median(syncs)
         ratios = [seconds / (2 * each) for seconds, each in zip(added, syncs, strict=True)]
         print(

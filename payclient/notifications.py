@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlunsplit
 
 import attrs
 
-from payclient.answers import BOM, parse_json
+from payclient.answers import BOM, is_id, parse_json
 from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
@@ -145,7 +145,7 @@ def parse_return(
 
 
 def _transaction_id(text: str) -> int:
-    if not _ID.fullmatch(text) or int(text) >= 2**63:
+    if not _ID.fullmatch(text) or not is_id(int(text)):
         raise InvalidNotificationError("id must be a transaction id")
     return int(text)
 

@@ -400,8 +400,10 @@ ORDER BY relation, privilege
 
 -- Whether a number that was given is given again, as where rows were copied without their sequence: readers of
 -- the feed have passed those.
+-- After `setval(..., false)` or RESTART none was given since: then one is taken, and skipped.
 -- name: is_behind
-SELECT nextval('payclient.cursors') <= coalesce(max(cursor), 0) FROM payclient.changes
+SELECT coalesce(pg_sequence_last_value('payclient.cursors'), nextval('payclient.cursors') - 1) < newest
+FROM (SELECT max(cursor) AS newest FROM payclient.changes) AS written WHERE newest IS NOT NULL
 
 -- So that one process makes the schema.
 -- name: lock_creation

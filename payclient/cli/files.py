@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -40,21 +39,15 @@ def write_file(option: str, path: Path, content: bytes) -> None:
 
 def check_regular(option: str, path: Path) -> None:
     """Raise `ConfigurationError` for a directory, a pipe or a device: reading it might never end."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return  # the call that opens it reports the error
-    if not stat.S_ISREG(mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigurationError(
             f"{option} {path.name}: must be a regular file, not a directory, a pipe or a device; nothing was sent"
         )
 
 
-def check_output(option: str, path: Path | None, *endings: str) -> None:
-    """Raise `ConfigurationError` where a file cannot be written later. Without `endings` each ending is valid."""
-    if path is None:
-        return
-    if endings and path.suffix.lower() not in endings:
+def check_output(option: str, path: Path, *endings: str) -> None:
+    """Raise `ConfigurationError` where a file cannot be written later, or has none of the endings."""
+    if path.suffix.lower() not in endings:
         raise ConfigurationError(
             f"{option} {path.name}: must end in {' or '.join(endings)}; nothing was sent"
         )

@@ -33,10 +33,10 @@ RELOAD = 30
 _MARK = b'content="payclient"'
 
 
-def check_page(path: Path | None) -> None:
+def check_page(path: Path) -> None:
     """Raise `ConfigurationError` where the path is not a place for a page."""
     check_output("--html", path, ".html", ".htm")
-    if path is not None and path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
+    if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
         raise ConfigurationError(f"--html {path.name}: is there already, and payclient did not write it")
 
 

@@ -190,18 +190,14 @@ def reconcile(
     if resolve != bool(name):
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
-    check_page(html)
+    if html is not None:
+        check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])
     entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
     pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
-    proven = [pair for pair in pairs if pair.can_be_resolved]
-    if resolve and proven:
-        for pair in proven:
-            row, money = pair.row(), terminal.money(pair.there, pair.currency)
-            key, line = row["client_transaction_id"], row["lines"]
-            terminal.say(text("reconcile.sale", key=key, money=money, line=line))
-        terminal.ask(text("reconcile.ask", count=len(proven)), "nothing was changed", yes=yes)
+    if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
+        _ask(proven, yes=yes)
         count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
         pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
@@ -241,6 +237,14 @@ async def _pair_up(
         (only,) = currencies  # also that of the lines that name none
         entries = [attrs.evolve(entry, currency=entry.currency or only) for entry in entries]
     return compare(found, entries), unlisted
+
+
+def _ask(proven: Sequence[Pair], *, yes: bool) -> None:
+    """Show what the statement proves paid, and ask whether to record it."""
+    for pair in proven:
+        row, money = pair.row(), terminal.money(pair.there, pair.currency)
+        terminal.say(text("reconcile.sale", key=row["client_transaction_id"], money=money, line=row["lines"]))
+    terminal.ask(text("reconcile.ask", count=len(proven)), "nothing was changed", yes=yes)
 
 
 async def _decide(url: str | None, pairs: Iterable[Pair], actor: str, statement: str) -> int:

@@ -96,10 +96,11 @@ def simulate(
 
 
 def _check_ready_file(path: Path | None) -> None:
-    if path is not None:
-        check_regular("--ready-file", path)
+    if path is None:
+        return
+    check_regular("--ready-file", path)
     # A file of its own may be left of one that was killed; `mktemp` leaves an empty one.
-    if path is not None and path.is_file() and path.read_bytes()[:8] not in (b"", b'{"url": '):
+    if path.is_file() and path.read_bytes()[:8] not in (b"", b'{"url": '):
         words = "is there already, and payclient did not write it"
         raise ConfigurationError(f"--ready-file {path.name}: {words}")
 

@@ -17,7 +17,7 @@ from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS, TIMES
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Yes, final_queries
-from payclient.cli.tables import csv_line, json_line
+from payclient.cli.tables import row_bytes, table_bytes
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
@@ -107,7 +107,7 @@ def why(record: Record, now: float) -> str:
     word = text(f"evidence.{record.evidence}")
     match record.state:
         case State.SENDING:
-            word = text("why.gone" if now > record.created_at + SENDER_GONE else "why.sending")
+            word = text("why.gone" if is_unresolved(record, now) else "why.sending")
         case State.UNKNOWN if record.candidate_ids:
             word += text("why.heard", ids=candidates(record))
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
@@ -116,7 +116,7 @@ def why(record: Record, now: float) -> str:
             word = text("why.over")
         case State.REVERSING:
             word = text("why.reversing")
-        case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record):
+        case State.EXPIRED if not is_unresolved(record, now):
             word += text("why.asks", until=moment(last_query(record)))
         case State.REFUSED if record.evidence is Evidence.ANSWER:
             word = text("why.refused", words=refusal(record))
@@ -316,18 +316,16 @@ async def export(
     :param format: By default the one that --out ends in, or csv.
     :param out: A new file, for its owner only; else it is printed.
     """
-    as_json = format == "jsonl" or (format is None and out is not None and out.suffix.lower() == ".jsonl")
+    kind = f".{format}" if format else ".jsonl" if out and out.suffix.lower() == ".jsonl" else ".csv"
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
     count = 0
     try:
         async with opened(ledger) as book:
             with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
-                if not as_json:
-                    file.write(csv_line(COLUMNS))
+                file.write(table_bytes(kind, COLUMNS, ()))
                 async for record in book.records():
-                    row = await _row(book, record)
-                    file.write(json_line(row) if as_json else csv_line(row.values()))
+                    file.write(row_bytes(kind, COLUMNS, await _row(book, record)))
                     count += 1
                 file.flush()
     except OSError as error:
@@ -338,7 +336,7 @@ async def export(
         terminal.say(text("ledger.exported", count=count, file=out))
 
 
-async def _row(book: Ledger, record: Record) -> dict[str, object]:
+async def _row(book: Ledger, record: Record) -> list[object]:
     row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
     row |= {name: terminal.iso(getattr(record, name)) for name in ("expires_at", *TIMES)}
     row |= {
@@ -351,4 +349,4 @@ async def _row(book: Ledger, record: Record) -> dict[str, object]:
         for change in await book.history(record.client_transaction_id):
             if (change.attempt, change.evidence) == (record.attempt, record.evidence) and change.detail:
                 row |= {name: json.loads(change.detail).get(name) for name in ("actor", "reason")}
-    return row
+    return [*row.values()]

@@ -75,7 +75,7 @@ def json_line(values: Mapping[str, object]) -> bytes:
     return json.dumps(values, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
 
 
-def row_bytes(kind: str, names: Sequence[str], row: Sequence[object], dialect: Dialect) -> bytes:
+def row_bytes(kind: str, names: Sequence[str], row: Sequence[object], dialect: Dialect = Dialect()) -> bytes:
     """Return a row of a file that ends in `.csv` or `.jsonl`."""
     return csv_line(row, dialect) if kind == ".csv" else json_line(dict(zip(names, row, strict=True)))
 

@@ -105,8 +105,8 @@ class Run:
             async with options.tracker(self._note) as tracker:
                 self.progress.begin(location_of(options.ledger))
                 # Only decided rows are counted now. Refused ones may be tried again.
-                async for _, line in self._ledger_lines(tracker):
-                    if line.state and line.state != State.REFUSED and State(line.state).decided:
+                async for line in self._ledger_lines(tracker):
+                    if line.paid is not None and line.state != State.REFUSED:
                         self._count(line)
                 # The report is replaced once this run owns the ledger, so that no second run spoils it.
                 if self._report is not None:
@@ -164,13 +164,13 @@ class Run:
 
     # --- What the ledger holds
 
-    async def _ledger_lines(self, tracker: Tracker) -> AsyncIterator[tuple[Line | None, Line]]:
-        """Yield the current line of each row, and its line by the ledger."""
+    async def _ledger_lines(self, tracker: Tracker) -> AsyncIterator[Line]:
+        """Yield the line of each row by the ledger."""
         for begin in range(0, len(self._rows), CHUNK):
             chunk = {row.request.client_transaction_id: row for row in self._rows[begin : begin + CHUNK]}
             known = await tracker.attempts.find([*chunk])
             for key, row in chunk.items():
-                yield self.lines.get(key), self._line(tracker, row, known.get(key))
+                yield self._line(tracker, row, known.get(key))
 
     def _line(self, tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
         """Return the line of a row by the sale that has its id."""
@@ -187,9 +187,9 @@ class Run:
     async def _read_ledger(self, tracker: Tracker) -> None:
         """Count by the ledger each row that has no result, or that changed after its result was counted."""
         try:
-            async for before, now in self._ledger_lines(tracker):
-                if before is None or _is_news(before, now):
-                    self._count(now)
+            async for line in self._ledger_lines(tracker):
+                if _is_news(self.lines.get(line.client_transaction_id), line):
+                    self._count(line)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
             # The ledger cannot be read: what this process has sent is counted from memory.
@@ -299,9 +299,9 @@ class Run:
             self.progress.note("waiting", words, pending=pending, until=iso(until))
 
 
-def _is_news(before: Line, now: Line) -> bool:
-    """Return whether a row's line by the ledger replaces the line that this run gave it."""
-    if now.label == OTHER_CONTENT:
+def _is_news(before: Line | None, now: Line) -> bool:
+    """Return whether a row's line by the ledger replaces the line that this run gave it, if any."""
+    if before is None or now.label == OTHER_CONTENT:
         return True
     # A row that this run could not send may have a refused attempt of an earlier run: the reason of this run counts.
     if now.state == State.REFUSED and not before.state:

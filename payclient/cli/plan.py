@@ -71,10 +71,9 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
             await (await open_ledger(options.ledger, create=False)).aclose()
         return Known(new=True)
     async with aclosing(book):
-        url = options.base_url or options.loaded_profile.base_url
         # A ledger without attempts may have no service yet, and the check would write this one.
-        if url and await anext(book.records(), None) is not None:
-            await check_service(book, url)
+        if options.url and await anext(book.records(), None) is not None:
+            await check_service(book, options.url)
         return await _known(book, options.loaded_profile, limits, rows)
 
 
@@ -213,16 +212,14 @@ class Plan:
         yield "twice", _many("doubles", doubles), _LOUD
         yield "report", _many("replaced", self.replaced), _LOUD
         longest = max(file.lanes.values(), default=0)
-        yield (
-            "customers",
-            _many("longest" if longest > 1 else "customers_count", [*file.lanes], longest=longest),
-        )
+        customers = "longest" if longest > 1 else "customers_count"
+        yield "customers", _many(customers, [*file.lanes], longest=longest)
         yield "ledger", self._ledger(), _LOUD if self.options.ledger and self.known.new else ""
         changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
         yield "to_send", self._to_send(longest)
         yield "token", "" if self.options.has_token else text("plan.no_token")
-        url = self.options.base_url or profile.base_url
+        url = self.options.url
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
 
     def _phones(self) -> str:

@@ -77,12 +77,16 @@ class ServiceOptions:
         """The profile itself. Raises `ConfigurationError`."""
         return profile_of(self.profile)
 
+    @property
+    def url(self) -> str | None:
+        """The service's address, or the profile's, as given; None: neither is."""
+        return self.base_url or self.loaded_profile.base_url
+
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""
-        address = self.base_url or self.loaded_profile.base_url
-        if not address:
+        if not self.url:
             raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
-        return check_base_url(address)
+        return check_base_url(self.url)
 
     @property
     def has_token(self) -> bool:
@@ -117,7 +121,7 @@ class ChargeOptions(ServiceOptions):
 
     def check(self, *, dry_run: bool = False) -> None:
         """Raise `ConfigurationError` for a bad setting, or a missing one; a dry run may lack them."""
-        if self.loaded_profile.base_url or self.base_url or not dry_run:
+        if self.url or not dry_run:
             host = urlsplit(self.address()).hostname
             if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
                 raise ConfigurationError(

@@ -187,10 +187,10 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
             "paid": label(PAID_WORDS[record.state.paid]),
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
-            "heard of, unproven": candidates(record) or None,
+            "heard of, unproven": candidates(record),
             "could be approved until": (until := _approvable_until(record)) and moment(until),
-            "message": (refusal(record) or None) if record.state is State.REFUSED else record.reason,
-            "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()) or None,
+            "message": refusal(record) if record.state is State.REFUSED else record.reason,
+            "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()),
         }
     )
     for attempt in sorted({change.attempt for change in changes}):

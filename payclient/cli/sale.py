@@ -102,8 +102,8 @@ def sale(
                 "amount": terminal.money(line.amount, line.currency),
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,
-                "message": reason(line.message) or None,
-                "receipt": json.dumps(line.receipt, ensure_ascii=False) if line.receipt else None,
+                "message": reason(line.message),
+                "receipt": json.dumps(line.receipt, ensure_ascii=False) if line.receipt else "",
             }
         )
     if code == 130:

@@ -50,9 +50,8 @@ class _StandardStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         raw = text.encode(self.encoding, "replace")
-        if (
-            sys.platform == "win32" or self._call("fileno") is None
-        ):  # `select` cannot tell whether it is ready
+        # Of such a stream `select` cannot tell whether it is ready.
+        if sys.platform == "win32" or self._call("fileno") is None:
             self._call("write", raw.decode(self.encoding))
         else:
             self._unsent += raw
@@ -174,7 +173,7 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(escape_text(' '.join(text.split())))}")
 
 
-def ask(question: str, otherwise: str, *, yes: bool = False) -> None:
+def ask(question: str, otherwise: str, *, yes: bool) -> None:
     """Ask on the terminal unless `yes` is given. Raises `ConfigurationError`, whose message ends in `otherwise`, after
     any answer but a yes, and where there is no terminal.
     """
@@ -209,10 +208,10 @@ def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def print_facts(rows: Mapping[str, object]) -> None:
-    """Print names and values in two columns, without the values that are None."""
+    """Print names and values in two columns, without the values that are None or an empty text."""
     table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for name, value in rows.items():
-        if value is not None:
+        if value not in (None, ""):
             table.add_row(sentence(name), Text(str(value)))
     out().print(table)
 

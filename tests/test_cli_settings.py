@@ -90,11 +90,17 @@ def test_an_empty_variable_is_not_set(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main(["charge", str(file), "--dry-run", "--profile", "payphone"]) == 0
 
 
-def test_a_pair_replaces_its_own_field_only(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+@pytest.mark.parametrize(
+    "pairs",
+    ['{ phone_number = "telefono", reference = "nota" }', '["phone_number=telefono", "reference=nota"]'],
+)
+def test_a_pair_replaces_its_own_field_only(
+    shop: Path, pairs: str, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
     """An option over the file, and a section over what stands above it; in either spelling. What is kept is read."""
     monkeypatch.chdir(shop)
     settings = shop / "payclient.toml"
-    above = 'map = { phone_number = "telefono", reference = "nota" }\nreport = "rent.xlsx"\nkeep = ["casa"]\n'
+    above = f'map = {pairs}\nreport = "rent.xlsx"\nkeep = ["casa"]\n'
     settings.write_text(above + settings.read_text())
     (shop / "rent.csv").write_text("clave;celular;valor;nota;casa\npair-1;0977000001;25,00;A;B\n")
     arguments = ["charge", "rent.csv", "--batch", "rent", "--dry-run", "--map"]

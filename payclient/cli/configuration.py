@@ -29,7 +29,7 @@ _WITHOUT = frozenset({"demo", "guide", "simulate"})
 #: The argument that names a command's own file; the settings file is looked for beside that file.
 _FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
 
-#: Settings with a value for each field; an option replaces the value of its field only.
+#: Settings with a value for each field.
 _PAIRS = frozenset({"map", "set"})
 
 #: The settings that are given: the value of each, and the option, variable or file that gives it.
@@ -54,7 +54,9 @@ class Configuration:
         path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
         values = {} if path is None else self._read(path, commands[0], options.keys())
         for name in _PAIRS & options.keys():
-            _complete(options[name], values.get(name, ()), str(path))
+            option = options[name]
+            for pair in _others(values.get(name, ()), [token.value for token in option.tokens]):
+                option.append(Token(keyword=option.name, value=pair, source=str(path)))
         table = values
         for command in reversed(commands):
             table = {command: table}
@@ -81,7 +83,7 @@ class Configuration:
         return found
 
     def _read(self, path: Path, command: str, options: Collection[str]) -> dict[str, Any]:
-        """Return what a file sets for a command, as values of options; relative paths start at its folder."""
+        """Return what a file sets for a command, as values of options."""
         table = _parse(path)
         batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
         if not isinstance(reconcile, dict):
@@ -89,15 +91,18 @@ class Configuration:
         are_tables = isinstance(batches, dict) and all(isinstance(each, dict) for each in batches.values())
         if not are_tables or self.batch not in (None, *batches):
             raise _lacks_section(path, f"batch.{self.batch or 'NAME'}")
-        above = _checked(path, table, SETTINGS)
-        sections = {name: _checked(path, each, SETTINGS) for name, each in batches.items()}
-        section = _checked(path, reconcile, None)
-        values = _merged(above, sections.get(self.batch or "", {}))
+        above = _read_section(path, table, SETTINGS)
+        sections = {name: _read_section(path, each, SETTINGS) for name, each in batches.items()}
+        own = sections.get(self.batch or "", {})
+        for name in _PAIRS & above.keys() & own.keys():
+            own[name] = _others(above[name], own[name]) + own[name]
+        values = above | own
         if command not in ("charge", "doctor"):
             values = {name: value for name, value in values.items() if name in SHARED}
-        if command == "reconcile":
-            values |= _checked(path, section, {*options} - {"yes"})
-        return {name: _option(path.absolute().parent, name, value) for name, value in values.items()}
+        # Only `reconcile` itself has its options at hand.
+        known = {*options} - {"yes"} if command == "reconcile" else None
+        section = _read_section(path, reconcile, known)
+        return values if known is None else values | section
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -125,21 +130,10 @@ def _given(options: Mapping[str, Argument]) -> dict[str, tuple[Any, str]]:
     return {name: (each.value, each.keyword or "") for name, each in tokens if each.source in ("cli", "env")}
 
 
-def _complete(option: Argument, pairs: Iterable[str], source: str) -> None:
-    """Add the pairs of the file to an option that is given, but for the fields that it gives."""
-    given = {_field(token.value) for token in option.tokens}
-    for pair in pairs:
-        if given and _field(pair) not in given:
-            option.append(Token(keyword=option.name, value=pair, source=source))
-
-
-def _merged(above: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a section with those above it; a pair replaces the one of its field only."""
-    values = {**above, **own}
-    for name in _PAIRS:
-        if isinstance(above.get(name), dict) and isinstance(own.get(name), dict):
-            values[name] = above[name] | own[name]
-    return values
+def _others(pairs: Iterable[str], given: Iterable[str]) -> list[str]:
+    """Return the pairs of fields that none of the given pairs has: a pair replaces the one of its field only."""
+    fields = {*map(_field, given)}
+    return [each for each in pairs if _field(each) not in fields]
 
 
 def _plain(name: str) -> str:
@@ -152,8 +146,11 @@ def _field(pair: object) -> str:
     return from_service(str(pair).partition("=")[0])
 
 
-def _checked(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
-    """Return a section by plain names. Raises `ConfigurationError` for a token, and for a setting that is not known."""
+def _read_section(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
+    """Return a section by plain names, as values of options. `known`: the settings; None: they are not checked.
+
+    Raises `ConfigurationError` for a token, and for a setting that is not known.
+    """
     values = {_plain(name): value for name, value in section.items()}
     for name in values:
         if name in ("token", "payclient_token"):
@@ -164,7 +161,7 @@ def _checked(path: Path, section: Mapping[str, Any], known: Collection[str] | No
         if known is not None and name not in known:
             settings = ", ".join(sorted(known))
             raise ConfigurationError(f"{path}: {name}: a setting must be one of {settings}; nothing was sent")
-    return values
+    return {name: _option(path.parent, name, value) for name, value in values.items()}
 
 
 def _option(folder: Path, name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from python_calamine import CalamineWorkbook
 
 from cli_runs import (
     Charge,
+    Said,
     Service,
     charge_arguments,
     crowd,
@@ -120,6 +121,15 @@ def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
     assert units in text
     assert balance in text
     assert balance.strip('"')[:-1] in bad.read_text(encoding="utf-8-sig").replace(key, "")
+
+
+@pytest.mark.parametrize("option", ["--delimiter", "--report-delimiter"])
+@pytest.mark.parametrize("given", ["ab", '"', "\n", ""])
+def test_a_delimiter_is_one_character(tmp_path: Path, option: str, given: str, capfd: Said) -> None:
+    """Of the file and of the report; a quote or the end of a line is none."""
+    file = write_csv(tmp_path / "c.csv", rows_of("delimiter", 1))
+    assert main(["charge", str(file), "--dry-run", option, given]) == 2
+    assert "the delimiter must be one character" in capfd.readouterr().err
 
 
 def test_a_spreadsheet_holds_numbers_and_texts(tmp_path: Path) -> None:

@@ -51,8 +51,11 @@ def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
 
 
 def delimiter_of(given: str | None) -> str | None:
-    """Return the character that an option means by its name, such as tab."""
-    return given and _DELIMITERS.get(given, given)
+    """Return the character that an option means by its name, such as tab. Raises `ConfigurationError` for others."""
+    found = given and _DELIMITERS.get(given, given)
+    if found is not None and (len(found) != 1 or found in '"\r\n\0'):
+        raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
+    return found
 
 
 def _is_encoding(name: str) -> bool:
@@ -92,8 +95,6 @@ class Layout:
     FIELDS: ClassVar[frozenset[str]]
 
     def __attrs_post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
-            raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
         if self.encoding is not None and not _is_encoding(self.encoding):
             raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
         _ = self.columns  # raises where `map` is wrong

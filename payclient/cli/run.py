@@ -44,8 +44,8 @@ IN_FLIGHT = 0.5
 #: Rows that are looked up in the ledger at once.
 CHUNK = 500
 
-#: The service counts as away after this many requests without an answer, and this many seconds since the first.
-AWAY_REQUESTS, AWAY_SECONDS = 2, 10.0
+#: The service counts as away where a request ends without an answer this many seconds after the first of them.
+AWAY_SECONDS = 10.0
 
 #: Errors of the network. Any other error without an answer is of this machine, such as the ledger's.
 _OF_THE_NETWORK = frozenset({"TransportError", "NotSentError", "OutcomeUnknownError"})
@@ -55,19 +55,18 @@ class Reach:
     """Finds when the service has gone, and when it is back; each is found once."""
 
     def __init__(self) -> None:
-        self._unanswered, self._is_away = 0, False
+        self._is_answered, self._is_away = True, False
         #: When the first request without an answer ended, by the caller's clock.
         self.since: float = 0.0
 
     def note(self, exchange: Exchange, now: float) -> Literal["unreachable", "reachable"] | None:
-        """Count a request that ended, and return a change that people should know of. A 5xx is an answer, too."""
+        """Note a request that ended, and return a change that people should know of. A 5xx is an answer, too."""
         was_away = self._is_away
         if exchange.http_status is not None:
-            self._unanswered, self._is_away = 0, False
+            self._is_answered, self._is_away = True, False
         elif exchange.error in _OF_THE_NETWORK:
-            self.since = self.since if self._unanswered else now
-            self._unanswered += 1
-            self._is_away |= self._unanswered >= AWAY_REQUESTS and now - self.since >= AWAY_SECONDS
+            self.since = now if self._is_answered else self.since
+            self._is_answered, self._is_away = False, now - self.since >= AWAY_SECONDS
         if self._is_away == was_away:
             return None
         return "unreachable" if self._is_away else "reachable"

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -169,17 +170,13 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     check_output("--report", path, ".csv", ".jsonl", ".xlsx")
     if not path.exists() or not path.stat().st_size:
         return []
-    try:
+    with suppress(InvalidRequestError):
         table = read_records(path, Format(ignore_rest=True))
-    except InvalidRequestError:
-        table = Records(description="", rows=[])
-    rows = [
-        dict(zip(each.names, each.cells, strict=True))
-        for each in table.rows
-        if each.names and len(each.names) == len(each.cells)
-    ]
-    if {*wanted} - {*table.names, *(rows[0] if rows else ())}:
-        raise ConfigurationError(
-            f"--report {path.name}: is there already and is not a report; nothing was sent"
-        )
-    return rows
+        rows = [
+            dict(zip(each.names, each.cells, strict=True))
+            for each in table.rows
+            if each.names and len(each.names) == len(each.cells)
+        ]
+        if {*wanted} <= {*table.names, *(rows[0] if rows else ())}:
+            return rows
+    raise ConfigurationError(f"--report {path.name}: is there already and is not a report; nothing was sent")

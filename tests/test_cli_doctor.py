@@ -267,6 +267,7 @@ def test_a_page_that_moves_on_or_fails(server: Server, capfd: Said) -> None:
     for site, words in (
         ("shop.example", "--site: must be an address"),
         ("file:///etc/passwd", "--site: must be an address"),
+        ("https://[shop.example", "--site: must be an address"),
         ("https://u:p@shop.example/", "--site: must be an address"),
         ("http://127.0.0.1:1/", "cannot be read"),
     ):

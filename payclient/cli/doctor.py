@@ -183,7 +183,10 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
 
 def check_site(url: str) -> Iterator[Check]:
     """Check whether a page of the merchant sends its referrer to a payment form (§4)."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as http://[
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         yield Check("wrong", text("doctor.address"))
         return

@@ -51,7 +51,7 @@ class Configuration:
         known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
         options = {_plain(each.name[2:]): each for each in known}
         _drop_empty_variables(options.values())
-        path = self._find(next((each for each in arguments if each.name == _FILES.get(commands[0])), None))
+        path = self._find(commands[0], arguments)
         values = {} if path is None else self._read(path, commands[0], options.keys())
         for name in _PAIRS & options.keys():
             option = options[name]
@@ -63,11 +63,12 @@ class Configuration:
         Dict(table, source=str(path), allow_unknown=True)(app, commands, arguments)
         origins.set({name: (value, str(path)) for name, value in values.items()} | _given(options))
 
-    def _find(self, argument: Argument | None) -> Path | None:
-        """Return the settings file; the argument names the command's own file, beside which it is looked for."""
+    def _find(self, command: str, arguments: ArgumentCollection) -> Path | None:
+        """Return the settings file, or None. Raises `ConfigurationError` for one that is not to be trusted."""
         if self.path is not None:
             return self.path.absolute()
-        file = argument.tokens[0].value if argument is not None and argument.tokens else ""
+        own = _FILES.get(command)
+        file = next((each.tokens[0].value for each in arguments if each.tokens and each.name == own), "")
         user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
         places = (Path(file).parent, Path(), Path(user) / "payclient")
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)

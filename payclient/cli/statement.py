@@ -122,7 +122,7 @@ def _rows(
     for each in file.rows:
         if each.fault is not None and not each.cells:
             faults.append(RowError(each.line, None, each.fault))
-        elif any(cell not in ("", None) for cell in each.cells):
+        elif not each.is_empty:
             found = list(zip(each.names, each.cells, strict=False))
             _check_state(found, options)
             rows.append((each.line, {field: cell for n, cell in found for field in options.fields_of(n)}))

@@ -131,17 +131,12 @@ def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[
     """Return the rows of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.rows, [], []
-    # A line that is hidden has a fault, too, and may be as empty as any other.
-    rows = [
-        each
-        for each in file.rows
-        if any(cell != "" for cell in each.cells) or (each.fault is not None and not each.cells)
-    ]
+    rows = [each for each in file.rows if not each.is_empty]
     count = len(rows)
     while count and _is_total(rows[count - 1], header):
         count -= 1
-    filled, last = {each.line for each in rows}, rows[count - 1].line if count else 0
-    empty = [each.line for each in file.rows if each.line < last and each.line not in filled]
+    last = rows[count - 1].line if count else 0
+    empty = [each.line for each in file.rows if each.is_empty and each.line < last]
     return rows[:count], empty, rows[count:]
 
 

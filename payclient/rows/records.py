@@ -83,6 +83,11 @@ class Row:
     errors: list[RowError] = attrs.field(factory=list)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it holds no value. A row that cannot be read may hold some; a hidden one may hold none."""
+        return (self.fault is None or bool(self.cells)) and all(cell in ("", None) for cell in self.cells)
+
+    @property
     def by_name(self) -> dict[str, Any]:
         """The row's cells by the plain names of their columns; none where the line cannot be read."""
         return dict(zip((plain(name.strip()) for name in self.names), self.cells, strict=False))

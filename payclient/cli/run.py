@@ -93,10 +93,8 @@ class Run:
         self.progress: Progress = Progress(self.tally, len(rows), self._under_way, look)
         self._reach, self._signals = Reach(), 0
         self._charging: asyncio.Task[None] | None = None
-        #: An error ended the sending, or the batch stopped by itself.
-        self._failed = False
-        #: No write of the report has failed.
-        self._reported = True
+        #: The exit code of what went wrong: 4 where the sending ended early, 5 where the report could not be written.
+        self._fault = 0
 
     async def charge(self, options: ChargeOptions) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
@@ -157,7 +155,8 @@ class Run:
                 async for result in results:
                     row = self._under_way.pop(result.request_key)
                     self._add(line_of(row, result.outcome, result.error))
-                self._failed |= results.stopped is not None and not self._signals
+                if results.stopped is not None and not self._signals:
+                    self._fault = max(self._fault, 4)
         except PayError as error:
             self._fail(str(error))
 
@@ -224,11 +223,11 @@ class Run:
         try:
             write(lines)
         except OSError as error:
-            self._report, self._reported = None, False
-            self._fail(text("run.no_report", why=reason(error.strerror or "")))
+            self._report = None
+            self._fail(text("run.no_report", why=reason(error.strerror or "")), code=5)
 
-    def _fail(self, why: str) -> None:
-        self._failed = True
+    def _fail(self, why: str, code: int = 4) -> None:
+        self._fault = max(self._fault, code)
         terminal.complain(reason(why))
         if self.progress.results is not None:
             self.progress.results.stop(why)
@@ -238,13 +237,9 @@ class Run:
         if self._report is not None:
             keys = (row.request.client_transaction_id for row in self._rows)
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
-        code = self.tally.exit_code
-        if not self._reported:
-            code = 5
-        elif self._signals and code == 4:  # interrupted, with rows whose end is unknown
+        code = self._fault or self.tally.exit_code
+        if self._signals and code == self.tally.exit_code == 4:  # interrupted, with rows whose end is unknown
             code = 130
-        elif self._failed:
-            code = 4
         self._write_page(code)
         return code
 

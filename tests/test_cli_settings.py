@@ -150,7 +150,7 @@ def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('leger = "sqlite:a.db"', "leger: a setting must be one of"), ("batch = 5", "must have a section [batch.NAME]"),
         ("batch.rent = 5", "must have a section [batch.NAME]"), ("reconcile = 5", "must have a section [reconcile]"),
         ("map = [5]", "--map: must be FIELD=COLUMN"), ("map = 5", "--map: must be FIELD=COLUMN"),
-        ("amounts = ", "must be TOML in UTF-8"),
+        ("amounts = ", "must be TOML in UTF-8"), ('profile = ["a.toml"]', "cannot be read"),
         ('amounts = "euros"', "euros"), ("yes = true", "yes: a setting must be"),
         ("max_pending = 0", "[max_pending] provided by"), (None, "cannot be read: No such file"),
     ],

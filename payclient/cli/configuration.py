@@ -169,7 +169,7 @@ def _option(folder: Path, name: str, value: Any) -> Any:
     """Return a setting as an option's value; a relative path starts at the folder of the file."""
     from payclient.profile import PRESETS  # `--help` needs no profile
 
-    if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
+    if name in ("token_file", "report", "html") or (name == "profile" and str(value) not in PRESETS):
         return os.path.join(folder, str(value))
     if name == "ledger" and str(value).startswith("sqlite:"):
         # From another working directory it would be another ledger, which knows no earlier charge.

@@ -72,7 +72,8 @@ def simulate(
     """
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    _check_ready_file(ready_file)
+    if ready_file is not None:
+        _check_ready_file(ready_file)
     pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)
     accounts = {secret: name for name, secret in pairs}
     if accounts and token is not None:
@@ -95,12 +96,10 @@ def simulate(
     asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 
-def _check_ready_file(path: Path | None) -> None:
-    if path is None:
-        return
+def _check_ready_file(path: Path) -> None:
     check_regular("--ready-file", path)
     # A file of its own may be left of one that was killed; `mktemp` leaves an empty one.
-    if path.is_file() and path.read_bytes()[:8] not in (b"", b'{"url": '):
+    if path.exists() and path.read_bytes()[:8] not in (b"", b'{"url": '):
         words = "is there already, and payclient did not write it"
         raise ConfigurationError(f"--ready-file {path.name}: {words}")
 

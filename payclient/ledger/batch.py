@@ -119,6 +119,9 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
+    async def settle_deletion(self, deleted: Rows) -> bool:
+        """Wipe what was deleted so far, and return whether all is; where this was nothing, prove that a write works."""
+
     def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
         """Begin a transaction beside which nobody writes, and commit it."""
 

@@ -423,10 +423,6 @@ SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $
 SELECT {record}, false AS is_ask FROM payclient.find($1)
 UNION ALL SELECT {record}, true FROM payclient.asks($2)
 
--- The server overwrites what was deleted in its own time.
--- name: wipe
-SELECT 0
-
 -- Writes no row, and yet its commit waits as a permit's does: for the disk, and for a standby that must have it.
 -- name: probe
 SELECT pg_logical_emit_message(true, 'payclient', '')

@@ -20,6 +20,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.sqlite_files import (
+    APPLICATION_ID,
     BUSY,
     STATEMENTS,
     OpenFile,
@@ -82,6 +83,8 @@ class SqliteDatabase:
         self._connection = connection
         self._cursors = cursors
         self._check_in_place = check_in_place
+        #: Whether all links that were deleted are in no page of the file and its log: a program may read it.
+        self._is_wiped = True
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._connection.execute("SAVEPOINT inserted")
@@ -115,14 +118,25 @@ class SqliteDatabase:
         return self._find("attempts", ids), self._find("asks", purchases)
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Rows:
-        if name == "probe":
+        return self._connection.execute(STATEMENTS[name], parameters).fetchall()
+
+    async def settle_deletion(self, deleted: Rows) -> bool:
+        if deleted:
+            self._is_wiped = False
+        else:
             self._check_in_place()
-        if name != "wipe":
-            return self._connection.execute(STATEMENTS[name], parameters).fetchall()
+            # Writes what is there already: a full disk shows.
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        if not self._is_wiped:
+            self._wipe()
+        return self._is_wiped
+
+    def _wipe(self) -> None:
         # What a reader still needs is wiped another time: waiting for its end would hold up all permits.
         self._connection.execute("PRAGMA busy_timeout = 0")
         try:
-            return self._connection.execute(STATEMENTS[name]).fetchall()
+            is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._is_wiped = not is_busy
         finally:
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
 

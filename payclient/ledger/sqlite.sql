@@ -230,11 +230,3 @@ WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
 -- name: archive
 INSERT INTO archived ({kept}, archived_at)
 SELECT {kept}, ? FROM live_records WHERE id IN (SELECT value FROM json_each(?))
-
--- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
--- name: wipe
-PRAGMA wal_checkpoint(TRUNCATE)
-
--- Writes what is there already: a full disk shows, as no deletion of nothing does.
--- name: probe
-PRAGMA application_id = 1348565324

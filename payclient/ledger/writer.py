@@ -96,8 +96,6 @@ class StoredLedger(Ledger):
         self.created = created
         self._process = os.getpid()
         self._closed = False
-        #: Whether links were deleted, and not wiped yet: a program read the file.
-        self._unwiped = False
         # Stops the writer of a ledger that was not closed, when this is collected or at exit; keeps nothing alive.
         self._finalizer = weakref.finalize(self, _abandon, writer, self._process)
 
@@ -147,13 +145,10 @@ class StoredLedger(Ledger):
         return {row[0]: row[1] for row in await self._read("links", purchase, now)}
 
     async def drop_links(self, now: float) -> float | None:
-        if await self._read("drop_links", now):
-            self._unwiped = True
-        else:
-            await self._read("probe")
-        self._unwiped = self._unwiped and bool((await self._read("wipe"))[0][0])
+        deleted = await self._read("drop_links", now)
+        is_wiped = await self.work(methodcaller("settle_deletion", deleted))
         until: float | None = (await self._read("links_until"))[0][0]
-        return min(until or math.inf, now + WIPE_AGAIN) if self._unwiped else until
+        return until if is_wiped else min(until or math.inf, now + WIPE_AGAIN)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         return [change_of(row) for row in await self._read("history", client_transaction_id)]

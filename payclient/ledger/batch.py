@@ -12,8 +12,8 @@ import attrs
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Created, Event, NotSent
 from payclient.ledger import PurchaseHeldError, TransactionTakenError, unavailable
-from payclient.ledger.records import change_row, grouped, may_permit, moved, overpaid, record_of
-from payclient.lifecycle import Record, State, advance
+from payclient.ledger.records import change_row, grouped, may_permit, moved, overpaid
+from payclient.lifecycle import PAID, Record, State, advance
 
 __all__ = ["Database", "Get", "Operation", "Read", "Write", "fail", "read", "resolve", "write", "writes_of"]
 
@@ -174,7 +174,7 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
             # Without an answer the write may be on record all the same.
             after = each.after if each.answer is None else each.answer
             is_paid = isinstance(after, Record) and after.state is State.ACCEPTED
-            if is_paid and each.record.state is not State.ACCEPTED:
+            if is_paid and each.record.state not in PAID:
                 paid.append(each)
     if paid:
         await _note_overpaid(database, paid)
@@ -268,21 +268,21 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
     _, rows = await database.look_up((), list(purchases))
     if len(rows) == len(purchases):
         return  # no purchase has another ask
-    asks = [record_of(row) for row in rows]
     # The last of several writes about one attempt counts.
     payments = {(each.identifier, each.record.attempt): each for each in paid}
-    for record in asks:
-        each = payments.get((record.client_transaction_id, record.attempt))
-        if each is None or each.event is None:
-            continue
-        noted = await _note(database, overpaid(asks, each.record, record, each.event.at), record)
-        if noted is not None and record == each.answer:  # no later write has changed it
-            each.answer = noted
+    for asks in grouped(rows, "purchase").values():
+        for record in asks:
+            each = payments.get((record.client_transaction_id, record.attempt))
+            if each is None or each.event is None:
+                continue
+            noted = await _note(database, asks, record, each.event.at)
+            if noted is not None and record == each.answer:  # no later write has changed it
+                each.answer = noted
 
 
-async def _note(database: Database, also_paid: Event | None, record: Record) -> Record | None:
-    """Write the event, if there is one, and return the record after it; None where it was not written."""
-    if also_paid is not None:
+async def _note(database: Database, asks: list[Record], record: Record, at: float) -> Record | None:
+    """Write `Overpaid` where others of these asks are paid, too, and return the record after it."""
+    if (also_paid := overpaid(asks, record, at)) is not None:
         noted = advance(record, also_paid)
         with suppress(*database.value_faults):
             if await database.insert([], [change_row(record, also_paid, noted)]):
@@ -298,5 +298,4 @@ async def note_unsaid(database: Database, at: float) -> None:
         for record in asks:
             # Of another version another process may have written it by now.
             if [record.client_transaction_id, record.version] == newest[purchase]:
-                before = attrs.evolve(record, state=State.PENDING)
-                await _note(database, overpaid(asks, before, record, at), record)
+                await _note(database, asks, record, at)

@@ -12,7 +12,7 @@ from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
 from payclient.ledger import Change, Found, Ledger, TransactionTakenError
 from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import PAID, Record, State
 
 __all__ = ["MemoryLedger"]
 
@@ -73,7 +73,8 @@ class MemoryLedger(Ledger):
             taken_by.add(identifier)
         attempts[record.attempt - 1] = after
         self._note(after, before.state, event)
-        if paid := overpaid(self._asks(after.purchase), before, after, event.at):
+        is_paid = after.state is State.ACCEPTED and before.state not in PAID
+        if is_paid and (paid := overpaid(self._asks(after.purchase), after, event.at)):
             return await self.apply(after, paid)
         return after
 

@@ -243,31 +243,21 @@ def may_be_paid(cancelled: Record) -> bool:
     return cancelled.evidence is Evidence.UNPAID or (bool(cancelled.candidate_ids) and not by_person)
 
 
-def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
-    """Return the event of an ask that was paid beside others of its purchase, and log it; None where it was not."""
-    if after.state is not State.ACCEPTED or after.archived or before.state in PAID:
-        return None
-    mine, purchase = after.client_transaction_id, after.purchase
-    also = {
-        each.client_transaction_id
-        for each in asks
-        if each.purchase == purchase and each.state in PAID and each.client_transaction_id != mine
-    }
-    if not also:
+def overpaid(asks: Iterable[Record], record: Record, at: float) -> Overpaid | None:
+    """Return the event of an ask that is paid, as others of its purchase are, and log it; None where it is not."""
+    mine = record.client_transaction_id
+    also = tuple(sorted({each.client_transaction_id for each in asks if each.state in PAID} - {mine}))
+    if not also or record.state is not State.ACCEPTED or record.archived:
         return None
     what = "paid, and its purchase also by %s: give one back"
-    log("critical", "purchase_overpaid", mine, what, ", ".join(sorted(also)))
-    return Overpaid(at=at, also=tuple(sorted(also)))
+    log("critical", "purchase_overpaid", mine, what, ", ".join(also))
+    return Overpaid(at=at, also=also)
 
 
 def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
-    """Return the ask of the same purchase that denies this one its permit, a paid one first."""
-    mine, purchase = new.client_transaction_id, new.purchase
-    held = [
-        each
-        for each in asks
-        if each.purchase == purchase and each.client_transaction_id != mine and holds_purchase(each, new)
-    ]
+    """Return the one of its purchase's asks that denies this one its permit, a paid one first."""
+    mine = new.client_transaction_id
+    held = [each for each in asks if each.client_transaction_id != mine and holds_purchase(each, new)]
     return max(held, key=lambda each: (each.state in PAID, each.created_at), default=None)
 
 

@@ -177,8 +177,9 @@ class Server:
         """Check the server and the schema; return the digest key, and whether the schema was made."""
         _check_settings(await connection.fetchrow(self.statements["settings"]))
         _, meta, filled = await connection.fetchrow(self.statements["existing"], self.schema)
-        foreign = f"the database's schema {self.schema} is another program's"
-        refuse_if((filled and not meta, foreign))
+        foreign = ConfigurationError(f"the database's schema {self.schema} is another program's")
+        if filled and not meta:
+            raise foreign
         if not (meta or create):
             raise missing(None)
         created = not meta and await self._create(connection)
@@ -187,28 +188,28 @@ class Server:
         except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
             row = None
         if row is None:
-            raise ConfigurationError(foreign)
+            raise foreign
         check_version(row[0], VERSION)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
-        lacking: Sequence[Any] = ()
+        if not present >= self._names:
+            raise ConfigurationError(
+                "the ledger lacks a table, an index, a function or a trigger that it was made with"
+            )
         if not self._read_only:
-            lacking = await connection.fetch(self.statements["missing_rights"], self.schema)
-        rights = ", ".join(f"{privilege} on {relation}" for privilege, relation in lacking)
-        refuse_if(
-            (
-                not present >= self._names,
-                "the ledger lacks a table, an index, a function or a trigger that it was made with",
-            ),
-            (
-                bool(rights),
-                f"the database's user lacks rights in the ledger's schema, {self.schema}: {rights}; what became of a "
-                "charge could not be written",
-            ),
-        )
-        if not self._read_only:
-            words = "the ledger's sequence, cursors, is behind its rows, which were copied without it: set it (setval)"
-            refuse_if((await connection.fetchval(self.statements["is_behind"]), words))
+            await self._check_writable(connection)
         return bytes(row[1]), created
+
+    async def _check_writable(self, connection: asyncpg.Connection) -> None:
+        if lacking := await connection.fetch(self.statements["missing_rights"], self.schema):
+            rights = ", ".join(f"{privilege} on {relation}" for privilege, relation in lacking)
+            raise ConfigurationError(
+                f"the database's user lacks rights in the ledger's schema, {self.schema}: {rights}; what became of a "
+                "charge could not be written"
+            )
+        if await connection.fetchval(self.statements["is_behind"]):
+            raise ConfigurationError(
+                "the ledger's sequence, cursors, is behind its rows, which were copied without it: set it (setval)"
+            )
 
     async def _create(self, connection: asyncpg.Connection) -> bool:
         """Make the schema; return False where another process has just made it."""

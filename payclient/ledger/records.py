@@ -112,10 +112,11 @@ def refuse_if(*faults: tuple[bool, str]) -> None:
 
 def check_version(found: object, needed: int) -> None:
     """Raise `ConfigurationError` for the schema of another release."""
-    words = "another release of payclient made it; nothing was changed"
-    refuse_if(
-        (found != needed, f"the ledger must have schema version {needed}, and has version {found}: {words}")
-    )
+    if found != needed:
+        raise ConfigurationError(
+            f"the ledger must have schema version {needed}, and has version {found}: another release of payclient "
+            "made it; nothing was changed"
+        )
 
 
 # Rows

@@ -156,8 +156,8 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
         _held.add(file)
     undo.callback(_release, file)
     status = os.fstat(file)
-    words = f"the ledger's lock must be a regular file, and {path} is not one"
-    refuse_if((not stat.S_ISREG(status.st_mode), words))
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError(f"the ledger's lock must be a regular file, and {path} is not one")
     if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
         os.fchown(file, owner, -1)
     try:
@@ -165,9 +165,9 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     except BlockingIOError:
         raise _in_use(file) from None
     except OSError as error:
-        words = "the ledger must lie on a file system that has locks (flock)"
-        refuse_if((error.errno in _UNSUPPORTED, words))
-        raise
+        if error.errno not in _UNSUPPORTED:
+            raise
+        raise ConfigurationError("the ledger must lie on a file system that has locks (flock)") from None
     # Read by a process that finds the lock taken; the lock itself is `flock` alone.
     with suppress(OSError):
         os.ftruncate(file, 0)
@@ -314,8 +314,8 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         _tighten(each)
     with closing(sqlite3.connect(":memory:")) as whole:
         whole.executescript(STATEMENTS["schema"])
-        is_whole = _parts(connection) >= _parts(whole)
-    refuse_if((not is_whole, "the ledger lacks a table, a view or a trigger that it was made with"))
+        if not _parts(connection) >= _parts(whole):
+            raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
     return not is_made
 
 
@@ -391,7 +391,8 @@ def _digest_key(connection: sqlite3.Connection) -> bytes:
 def _set(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:
     connection.execute(f"PRAGMA {name} = {value}")
     found = _read(connection, name)
-    refuse_if((found != expected, f"SQLite's {name} is {found}, and a ledger needs {expected}"))
+    if found != expected:
+        raise ConfigurationError(f"SQLite's {name} is {found}, and a ledger needs {expected}")
 
 
 def _read(connection: sqlite3.Connection, name: str) -> object:

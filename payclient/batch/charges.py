@@ -164,12 +164,11 @@ class Charges(AsyncIterator[ChargeResult]):
                     await self._room.acquire()
                     self._open_rows += 1
                     key = self._attempts.lane(row.request)
+                    is_new = key not in self._lanes
                     lane = self._lanes.setdefault(key, Lane(key))
                     lane.rows.append(row)
-                    if not lane.is_busy:
+                    if is_new or lane.place:  # the longer lane gets a better place
                         self._queue_lane(lane)
-                    elif lane.place:
-                        self._turns.add(lane, sends=lane.sends)  # the longer lane gets a better place
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
@@ -203,7 +202,6 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _queue_lane(self, lane: Lane) -> None:
         """Queue a lane whose first row may be sent, or is answered without a send."""
-        lane.is_busy = True
         self._turns.add(lane, sends=lane.rows[0].may_send(retry_refused=self._retry_refused))
         self._start_ready()
 
@@ -223,9 +221,9 @@ class Charges(AsyncIterator[ChargeResult]):
             and not self._exited
         ):
             lane, now = self._turns.first(), self._clock.monotonic()
-            work = self._charge
-            if lane.sends and self.stopped is None:
-                if self._shares and now - lane.rows[0].read_at > KNOWN_FOR:
+            row, work = lane.rows[0], self._charge
+            if self.stopped is None and row.may_send(retry_refused=self._retry_refused):
+                if self._shares and now - row.read_at > KNOWN_FOR:
                     work = self._read_first
                 elif now < (when := self._rate.ready_at()):
                     if self._alarm is not None:

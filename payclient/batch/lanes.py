@@ -114,10 +114,6 @@ class Lane:
     key: bytes
     #: Most lanes have one, and an empty deque takes ten times as much memory as a list.
     rows: list[LaneRow] = attrs.field(factory=list)
-    #: Whether the first row waits for its turn, or is being charged.
-    is_busy: bool = False
-    #: Whether that row may be sent; otherwise its answer is in the ledger.
-    sends: bool = True
     #: The number of the lane's entry among `Turns`; 0: it has none.
     place: int = 0
 
@@ -166,7 +162,7 @@ class Turns:
     def add(self, lane: Lane, *, sends: bool) -> None:
         """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
-        lane.place, lane.sends = self._number, sends
+        lane.place = self._number
         heapq.heappush(self._heap, (sends, -len(lane.rows), self._number, lane))
 
     def first(self) -> Lane:

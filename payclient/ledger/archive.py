@@ -100,22 +100,19 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         _sync(os.path.dirname(path))
     except FileExistsError:
-        fault: PayError = ConfigurationError(
-            f"the archive must be a new file; {path} is there already and stays as it is"
-        )
+        words = f"the archive must be a new file; {path} is there already and stays as it is"
+        raise ConfigurationError(words) from None
     except OSError as error:
-        fault = unavailable(error, "archived")
-    else:
-        ((first, last, *_),) = await ledger.work(methodcaller("fetch", "ids", ()))
-        moved = 0
-        for block in [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1):
-            numbers = block * BLOCK, (block + 1) * BLOCK
-            if lines := await ledger.work(partial(_lines, numbers=numbers, before=before)):
-                # A disk may be slow: neither the loop nor the permits of other processes wait for it.
-                await asyncio.to_thread(_append, path, "".join(lines.values()).encode())
-                moved += await ledger.work(partial(_move, numbers=numbers, before=before, lines=lines))
-        return moved
-    raise fault
+        raise unavailable(error, "archived") from None
+    ((first, last, *_),) = await ledger.work(methodcaller("fetch", "ids", ()))
+    moved = 0
+    for block in [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1):
+        numbers = block * BLOCK, (block + 1) * BLOCK
+        if lines := await ledger.work(partial(_lines, numbers=numbers, before=before)):
+            # A disk may be slow: neither the loop nor the permits of other processes wait for it.
+            await asyncio.to_thread(_append, path, "".join(lines.values()).encode())
+            moved += await ledger.work(partial(_move, numbers=numbers, before=before, lines=lines))
+    return moved
 
 
 async def _lines(database: Database, numbers: tuple[int, int], before: float) -> dict[int, str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
+from attrs.converters import optional
 
 __all__ = ["Event", "Evidence", "escape_text", "sanitize_text"]
 
@@ -30,10 +31,6 @@ def sanitize_text(text: str) -> str:
     return escape_text(text[:_TEXT])[:_TEXT]
 
 
-def _text(text: str | None) -> str | None:
-    return None if text is None else sanitize_text(text)
-
-
 def _texts(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(sanitize_text(text) for text in texts[:_MESSAGES])
 
@@ -42,18 +39,19 @@ def _code(code: int | None) -> int | None:
     return code if code is None or -_INT64 <= code < _INT64 else None
 
 
-def _receipt(receipt: str | None) -> str | None:
+def _receipt(receipt: str) -> str | None:
     """Return a JSON object in ASCII, its texts printable, or None where it is not one: no reader takes a surrogate."""
     try:
-        fields = json.loads(receipt or "") if len(receipt or "") <= _RECEIPT else None
+        fields = json.loads(receipt) if len(receipt) <= _RECEIPT else None
     except ValueError:
         return None
     if not isinstance(fields, dict) or not fields:
         return None
     texts = {
-        name: sanitize_text(value) if isinstance(value, str) else value for name, value in fields.items()
+        sanitize_text(name): sanitize_text(value) if isinstance(value, str) else value
+        for name, value in fields.items()
     }
-    return json.dumps({sanitize_text(name): value for name, value in texts.items()})
+    return json.dumps(texts)
 
 
 class Evidence(enum.StrEnum):
@@ -162,9 +160,9 @@ class Found(Event):
     evidence = Evidence.QUERY
     transaction_id: int | None = None
     #: Why it was declined, as the service wrote it (bounded).
-    reason: str | None = attrs.field(default=None, repr=False, converter=_text)
+    reason: str | None = attrs.field(default=None, repr=False, converter=optional(sanitize_text))
     #: The fields of the report that the profile's `receipt_fields` keep, as a JSON object (bounded).
-    receipt: str | None = attrs.field(default=None, repr=False, converter=_receipt)
+    receipt: str | None = attrs.field(default=None, repr=False, converter=optional(_receipt))
 
 
 @attrs.frozen(kw_only=True)

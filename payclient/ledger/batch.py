@@ -183,12 +183,12 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
 
 async def _insert(database: Database, writes: list[Write]) -> list[Write]:
     """Insert these writes, no two of which have one id, and answer them; return those to try again."""
-    permits, changes = _rows_of(writes)
+    permits = [each.row for each in writes if each.row and each.event is None]
+    changes = [each.row for each in writes if each.row and each.event]
     fault: LedgerUnavailableError | None = None
     inserted: Container[str] = ()
     try:
-        if permits or changes:
-            inserted = await database.insert(permits, changes)
+        inserted = await database.insert(permits, changes)
     except database.value_faults as error:
         if len(writes) > 1:
             return [again for each in writes for again in await _insert(database, [each])]
@@ -200,12 +200,6 @@ async def _insert(database: Database, writes: list[Write]) -> list[Write]:
         else:
             rest.append(each)
     return await _settle(database, rest, fault) if rest else []
-
-
-def _rows_of(writes: list[Write]) -> tuple[list[Row], list[Row]]:
-    """Return the rows of permits, and those of changes."""
-    rows = [(each.event is None, each.row) for each in writes if each.row]
-    return [row for is_permit, row in rows if is_permit], [row for is_permit, row in rows if not is_permit]
 
 
 async def _settle(

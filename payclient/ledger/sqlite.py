@@ -212,25 +212,23 @@ class SqliteWriter(Writer):
         self.opening.answer = file.digest_key, file.created
         self._answer([self.opening])
         database = SqliteDatabase(file.connection, count(file.last_cursor + 1), file.check_in_place)
-        has_ended = False
-        while operations := self._take():
-            try:
-                if not has_ended:
-                    finish(self._carry_out(operations, file, database))
-            except BaseException as error:  # nobody waits for ever: what comes from now on is answered, too
-                has_ended = True
-                file.close()
-                what = "the ledger's thread ended by a fault (%s): open it again"
-                with suppress(BaseException):  # a handler of logs may be that fault
-                    log("critical", "ledger_thread_ended", "", what, type(error).__name__)
-            if has_ended:
-                for each in operations:
-                    each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))
+        try:
+            while operations := self._take():
+                finish(self._carry_out(operations, file, database))
+                self._answer(operations)
+                # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
+                del operations
+        except BaseException as error:
+            what = "the ledger's thread ended by a fault (%s): open it again"
+            with suppress(BaseException):  # a handler of logs may be that fault
+                log("critical", "ledger_thread_ended", "", what, type(error).__name__)
+        file.close()
+        while operations:  # after a fault nobody waits for ever: what comes from now on is answered, too
+            for each in operations:
+                each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))
             self._answer(operations)
-            # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
             del operations
-        if not has_ended:
-            file.close()
+            operations = self._take()
 
     def _take(self) -> list[Operation]:
         """Return all that is queued, waiting for the first; nothing once the thread is to end."""

@@ -14,6 +14,7 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -163,16 +164,18 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _in_use(file) from None
+        fault: PayError = _in_use(file)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-        raise ConfigurationError("the ledger must lie on a file system that has locks (flock)") from None
-    # Read by a process that finds the lock taken; the lock itself is `flock` alone.
-    with suppress(OSError):
-        os.ftruncate(file, 0)
-        os.pwrite(file, b"%d\n" % os.getpid(), 0)
-    return status.st_dev, status.st_ino
+        fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
+    else:
+        # Read by a process that finds the lock taken; the lock itself is `flock` alone.
+        with suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        return status.st_dev, status.st_ino
+    raise fault
 
 
 def _in_use(file: int) -> LedgerInUseError:
@@ -229,21 +232,23 @@ class OpenFile:
     last_cursor: int = 0
     #: This opening made the ledger.
     created: bool = False
-    #: The file, its write-ahead log and its lock, each with its device and inode; none of a file that is only read.
-    identities: dict[str, tuple[int, int]] = attrs.Factory(dict)
+    #: Raises `LedgerUnavailableError` where the ledger's path names other files than those that are open. One that is
+    #: only read may be anywhere.
+    check_in_place: Callable[[], None] = lambda: None
 
-    def check_in_place(self) -> None:
-        """Raise `LedgerUnavailableError` where the ledger's path names other files than those that are open.
 
-        A commit to a renamed or removed file would be missing in the next process.
-        """
-        with suppress(OSError):
-            if all(_identity_of(path) == identity for path, identity in self.identities.items()):
-                return
-        raise LedgerUnavailableError(
-            f"the ledger must stay at {min(self.identities)} while it is open: the file, its -wal or its "
-            "-lock was renamed, removed or replaced; no permit is granted"
-        )
+def _check_in_place(path: str, identities: dict[str, tuple[int, int]]) -> None:
+    """Check the ledger's file at `path`, its write-ahead log and its lock, by the device and the inode of each.
+
+    A commit to a renamed or removed file would be missing in the next process.
+    """
+    with suppress(OSError):
+        if all(_identity_of(each) == identity for each, identity in identities.items()):
+            return
+    raise LedgerUnavailableError(
+        f"the ledger must stay at {path} while it is open: the file, its -wal or its -lock was renamed, removed or "
+        "replaced; no permit is granted"
+    )
 
 
 def open_file(path: str, *, create: bool) -> OpenFile:
@@ -252,44 +257,39 @@ def open_file(path: str, *, create: bool) -> OpenFile:
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
     """
-    name, path = path, os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
-    undo = ExitStack()
+    given, path = path, os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     try:
-        _check_place(path)
-        owner = None
-        if os.path.exists(path):
+        with ExitStack() as undo:
+            _check_place(path)
+            owner = None
+            if os.path.exists(path):
+                _check_file(path)
+                owner = os.stat(path).st_uid
+            elif not create:
+                raise missing(path)
+            identities = {f"{path}-lock": _own(f"{path}-lock", owner, undo)}
+            with suppress(FileExistsError):
+                # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             _check_file(path)
-            owner = os.stat(path).st_uid
-        elif not create:
-            raise missing(path)
-        identities = {f"{path}-lock": _own(f"{path}-lock", owner, undo)}
-        with suppress(FileExistsError):
-            # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        _check_file(path)
-        connection = connect(path)
-        undo.callback(_close, connection)
-        made = _set_up(connection, path, create)
-        key = _digest_key(connection)
-        (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
-        identities |= {each: _identity_of(each) for each in (path, f"{path}-wal")}
-        identities[name] = identities[path]  # the next process follows a link to where it leads by then
-        file = OpenFile(connection, key, undo.close, last, made, identities)
-        file.check_in_place()
-    except BaseException as error:
-        undo.close()
-        if not isinstance(error, PayError | sqlite3.Error | OSError):
-            raise
-        fault = error if isinstance(error, PayError) else unavailable(error, "opened")
+            connection = connect(path)
+            undo.callback(_close, connection)
+            made = _set_up(connection, path, create)
+            key = _digest_key(connection)
+            (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
+            identities |= {each: _identity_of(each) for each in (path, f"{path}-wal")}
+            identities[given] = identities[path]  # the next process follows a link to where it leads by then
+            check_in_place = partial(_check_in_place, given, identities)
+            check_in_place()
+            return OpenFile(connection, key, undo.pop_all().close, last, made, check_in_place)
+    except (OSError, sqlite3.Error) as error:
+        fault: PayError = unavailable(error, "opened")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_NOTADB":
             fault = ConfigurationError("the ledger's file is not a SQLite database")
         elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             fault = LedgerInUseError("the ledger is in use by another program that has it open")
-    else:
-        return file
-    fault.__context__ = None  # which would keep what SQLite said
-    raise fault
+    raise fault  # outside the `except`, so that no `__context__` keeps what SQLite said
 
 
 def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:

@@ -18,15 +18,7 @@ import asyncpg
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
-from payclient.ledger.postgres_connection import (
-    FAULTS,
-    POLL,
-    Listener,
-    Server,
-    Woken,
-    drop,
-    pauses,
-)
+from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop, pauses
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record

@@ -18,15 +18,8 @@ from typing import Any
 
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Operation, Rows, Write, fail, read, resolve, write, writes_of
-from payclient.ledger.sqlite_files import (
-    APPLICATION_ID,
-    BUSY,
-    STATEMENTS,
-    OpenFile,
-    open_file,
-    open_to_read,
-)
+from payclient.ledger.batch import Operation, Row, Rows, Write, fail, read, resolve, write, writes_of
+from payclient.ledger.sqlite_files import APPLICATION_ID, BUSY, STATEMENTS, OpenFile, open_file, open_to_read
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.logs import ledger_log as log
 
@@ -86,7 +79,7 @@ class SqliteDatabase:
         #: Whether all links that were deleted are in no page of the file and its log: a program may read it.
         self._is_wiped = True
 
-    async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
+    async def insert(self, permits: list[Row], changes: list[Row]) -> Container[str]:
         self._connection.execute("SAVEPOINT inserted")
         try:
             self._insert("permit", permits)
@@ -99,7 +92,7 @@ class SqliteDatabase:
         self._connection.execute("RELEASE inserted")
         return {row[0] for rows in (permits, changes) for row in rows}
 
-    def _insert(self, name: str, rows: list[tuple[Any, ...]]) -> None:
+    def _insert(self, name: str, rows: list[Row]) -> None:
         # One statement for many rows, not `executemany`, which takes the interpreter's lock back row by row.
         for start, end in _chunks(len(rows)):
             values: list[Any] = []
@@ -117,7 +110,7 @@ class SqliteDatabase:
     async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
         return self._find("attempts", ids), self._find("asks", purchases)
 
-    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Rows:
+    async def fetch(self, name: str, parameters: Row) -> Rows:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
     async def settle_deletion(self, deleted: Rows) -> bool:

@@ -55,7 +55,7 @@ def _repeated(name: str, times: int) -> str:
 class SqliteDatabase:
     """An open transaction, or reads, on one connection. `cursors` numbers permits and changes, in one order.
 
-    `check_in_place` raises where a permit would be refused, since the file is out of its place.
+    `check_in_place` raises where the file is out of its place, so that no permit may be granted.
     """
 
     value_faults: tuple[type[BaseException], ...] = (
@@ -68,14 +68,11 @@ class SqliteDatabase:
     )
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        cursors: Iterator[int],
-        check_in_place: Callable[[], None] = lambda: None,
+        self, connection: sqlite3.Connection, cursors: Iterator[int], check_in_place: Callable[[], None]
     ) -> None:
         self._connection = connection
         self._cursors = cursors
-        self._check_in_place = check_in_place
+        self.check_in_place = check_in_place
         #: Whether all links that were deleted are in no page of the file and its log: a program may read it.
         self._is_wiped = True
 
@@ -117,7 +114,7 @@ class SqliteDatabase:
         if deleted:
             self._is_wiped = False
         else:
-            self._check_in_place()
+            self.check_in_place()
             # Writes what is there already: a full disk shows.
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         if not self._is_wiped:
@@ -207,7 +204,7 @@ class SqliteWriter(Writer):
         database = SqliteDatabase(file.connection, count(file.last_cursor + 1), file.check_in_place)
         try:
             while operations := self._take():
-                finish(self._carry_out(operations, file, database))
+                finish(self._carry_out(operations, database))
                 self._answer(operations)
                 # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
                 del operations
@@ -234,7 +231,7 @@ class SqliteWriter(Writer):
             operations += more
         return operations
 
-    async def _carry_out(self, operations: list[Operation], file: OpenFile, database: SqliteDatabase) -> None:
+    async def _carry_out(self, operations: list[Operation], database: SqliteDatabase) -> None:
         """Answer every operation."""
         if writes := writes_of(operations):
             try:
@@ -245,19 +242,19 @@ class SqliteWriter(Writer):
                 for each in writes:
                     each.fail(fault)
             else:
-                self._check_in_place(writes, file)
+                self._check_in_place(writes, database)
         try:
             database.roll_back()
             await read(database, operations)
         except Exception as error:  # a thread must answer
             fail(operations, unavailable(error, "read"))
 
-    def _check_in_place(self, writes: list[Write], file: OpenFile) -> None:
+    def _check_in_place(self, writes: list[Write], database: SqliteDatabase) -> None:
         """Grant no permit in a file that is out of its place by now; an outage lasts until it is back."""
         permits = [each for each in writes if each.event is None]
         try:
             if permits or self._failing_since is not None:
-                file.check_in_place()
+                database.check_in_place()
         except LedgerUnavailableError as error:
             self._failed(error)
             for each in permits:

@@ -105,13 +105,6 @@ class _Connection:
         raise sqlite3.OperationalError("disk I/O error")
 
 
-class _File:
-    """An open ledger's file that nobody moves."""
-
-    def check_in_place(self) -> None:
-        """It always is."""
-
-
 class LoopWriter(SqliteWriter):
     """The shipped writer, by events: it takes a batch, commits it a moment later, and answers a moment later."""
 
@@ -122,7 +115,8 @@ class LoopWriter(SqliteWriter):
         self._queued: list[Operation] = []
         self._busy = False
         self._proxy = _Connection(store.connection)
-        self._database = SqliteDatabase(self._proxy, store.cursors)  # type: ignore[arg-type]  # as far as it is used
+        # No one moves its file.
+        self._database = SqliteDatabase(self._proxy, store.cursors, lambda: None)  # type: ignore[arg-type]  # as used
         self._tries: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def _hand_over(self) -> None:
@@ -159,7 +153,7 @@ class LoopWriter(SqliteWriter):
         elif writes and world.happens(settings.disk_fault):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
-        finish(self._carry_out(operations, _File(), self._database))  # type: ignore[arg-type]  # as far as it is used
+        finish(self._carry_out(operations, self._database))
         self._answer(self._without_lost(operations))
         for write in writes:
             key = (write.record.client_transaction_id, write.record.attempt)

@@ -60,13 +60,13 @@ class Charges(AsyncIterator[ChargeResult]):
         self._clock = tracker.clock
         self._requests = requests
         #: Whether other processes may work on the same batch.
-        self._shares = tracker.attempts.are_shared
+        self._shares = self._attempts.are_shared
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         per_second = sends_per_second(tracker.profile, rate, wait)
         self._rate = RateLimit(None if per_second is None else 60.0 * per_second, SEND_BACKOFF)
-        session = tracker.attempts.session
+        session = self._attempts.session
         self._retries = RetryPolicy(
             self._clock, self._rate, self._scale, session.renews_token, stop=self.stop
         )

@@ -87,9 +87,7 @@ class Writer:
 class StoredLedger(Ledger):
     """The ledger over a writer, for one event loop of one process. Opened by `open`, closed by `aclose`."""
 
-    def __init__(
-        self, writer: Writer, digest_key: bytes, *, location: str = "", created: bool = False
-    ) -> None:
+    def __init__(self, writer: Writer, digest_key: bytes, *, location: str, created: bool) -> None:
         self._writer = writer
         self.digest_key = digest_key
         self.location = location

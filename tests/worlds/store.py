@@ -210,7 +210,7 @@ class WorldLedger(SqliteLedger):
     """The shipped ledger over that writer."""
 
     def __init__(self, process: Process, store: Store) -> None:
-        super().__init__(LoopWriter(process, store), store.digest_key)
+        super().__init__(LoopWriter(process, store), store.digest_key, location="", created=False)
         self._finalizer.detach()
         self._world = process.world
         #: When the asks of a purchase were last read.

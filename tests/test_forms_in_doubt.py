@@ -220,6 +220,45 @@ async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeServic
     assert not service.posted
 
 
+async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_id(
+    service: FakeService,
+) -> None:
+    """A user's source looks each kind up in a list of its own: asked for a form alone, the paid sale was sent again."""
+
+    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
+        if ids.kind == "form" or not service.sales:
+            return None
+        return payclient.StatusReport(
+            state="Aceptado", transaction_id=1000, client_transaction_id=ids.client_transaction_id,
+            amount=1150, currency="USD", raw={},
+        )  # fmt: skip
+
+    service.scripts = [refuses(22), refuses(800)]
+    async with tracking(service, status=source) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint(1000))
+        await service.clock.advance(5)
+        await error_of(payclient.RefusedError, tracker.prepare(form("order-17")))
+        service.add_sale(1000)
+        await error_of(payclient.DifferentRequestError, tracker.sale(sale()))
+    assert not service.posted
+
+
+async def test_a_declined_form_holds_its_id_beside_a_refused_sale_of_it(service: FakeService) -> None:
+    """Its links may be paid for longer than the push request that came after it."""
+    service.scripts = [refuses(20), refuses(22)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form("order-17")))
+        await tracker.notify(hint(5001))
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.add_sale(5001, state="Cancelado")
+        await service.clock.advance(400)
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        await service.clock.advance(900)
+        await tracker.sale(sale())
+    assert service.posted == {"order-17": 1}
+
+
 async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:

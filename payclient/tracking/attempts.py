@@ -384,5 +384,5 @@ class Attempts:
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
         # Not too early: the request may have reached the service as late as the total time-out.
-        end = record.created_at + self._poller.policy.longest_life[record.kind]
+        end = self._poller.policy.longest_end(record)
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)

@@ -299,6 +299,10 @@ class Policy:
         dead = form.created_at + self.links_life if form.links_dead_at is None else form.links_dead_at
         return dead + (self.links_life if form.candidate_ids else 0.0)
 
+    def longest_end(self, record: Record) -> float:
+        """Return when nobody can approve an attempt any more, in UTC seconds, however late its request arrived."""
+        return record.created_at + self.longest_life[record.kind]
+
     # --- When next
 
     def expires_now(self, ask: Followed, now: float) -> bool:

@@ -252,11 +252,14 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
     return False
 
 
-def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[int | None]:
-    """Return the ids to query attempts by: each that was named to them, the newest first, then None for our own."""
-    named = (each for one in reversed(attempts) for each in reversed(one.candidate_ids) if each != DROPPED)
-    ids: list[int | None] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
-    return [*ids, None] if policy.by_our_id else ids
+def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str, int | None]]:
+    """Return the kind and the id to query attempts by: each that was named to them, the newest first, then None for our
+    own. An id may have been that of a sale and of a form.
+    """
+    newest = attempts[::-1]
+    named = ((one.kind, each) for one in newest for each in reversed(one.candidate_ids) if each != DROPPED)
+    ids: list[tuple[str, int | None]] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
+    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.by_our_id else ids
 
 
 class Refusals:
@@ -330,7 +333,7 @@ class Refusals:
             words = "an earlier attempt of this sale waits for the customer"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         # "Cancelado" is final once nobody can approve it any more (§3).
-        if report.state == "Cancelado" and now < before.created_at + policy.longest_life[before.kind]:
+        if report.state == "Cancelado" and now < max(map(policy.longest_end, (before, *doubted))):
             words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:
@@ -345,13 +348,13 @@ class Refusals:
         """
         identifier = before.client_transaction_id
         own_source, cancelled = self._queries.source is not None, None
-        for candidate_id in _ids_to_query(doubted, self._poller.policy):
+        for kind, candidate_id in _ids_to_query(doubted, self._poller.policy):
             await self._wait_for_turn()
             ids = TransactionRef(
                 client_transaction_id=identifier,
                 transaction_id=None,
                 candidate_id=candidate_id,
-                kind=before.kind,
+                kind=kind,
             )
             report = await self._queries.status(ids)
             queried_id, by_id = None if own_source else candidate_id, candidate_id is not None

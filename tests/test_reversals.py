@@ -525,3 +525,21 @@ async def test_a_handle_of_a_closed_tracker_is_given_back_by_another(
     async with aclosing(await open_ledger(address)) as ledger, tracking(service, ledger, PROFILE) as tracker:
         assert (await tracker.reverse(pending)).state is State.REVERSED
     assert service.reversals == [pending.transaction_id]
+
+
+async def test_a_ledger_out_of_its_place_permits_no_reversal(service: Service, tmp_path: Path) -> None:
+    """The next process, over a backup that was put in its place, does not know of it and would send it once more."""
+    path = tmp_path / "sales.db"
+    async with (
+        aclosing(await open_ledger(f"sqlite:{path}")) as ledger,
+        tracking(service, ledger, PROFILE) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending, ledger=ledger)).paid
+        path.rename(tmp_path / "old.db")
+        await error_of(payclient.LedgerUnavailableError, tracker.reverse(pending), match="must stay at")
+        assert not service.reversals
+        (tmp_path / "old.db").rename(path)
+        assert (await tracker.reverse(await pending_of(tracker))).state is State.REVERSED
+    assert service.reversals == [1000]

@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from payclient.errors import LedgerUnavailableError
+from payclient.events import ReversalPermitted
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Row, Rows, Write, fail, read, resolve, write, writes_of
 from payclient.ledger.sqlite_files import APPLICATION_ID, BUSY, STATEMENTS, OpenFile, open_file, open_to_read
@@ -251,7 +252,7 @@ class SqliteWriter(Writer):
 
     def _check_in_place(self, writes: list[Write], database: SqliteDatabase) -> None:
         """Grant no permit in a file that is out of its place by now; an outage lasts until it is back."""
-        permits = [each for each in writes if each.event is None]
+        permits = [each for each in writes if each.event is None or isinstance(each.event, ReversalPermitted)]
         try:
             if permits or self._failing_since is not None:
                 database.check_in_place()

@@ -34,6 +34,7 @@ from fake_service import (
 )
 from payclient.batch import charge_all
 from payclient.events import DecidedAccepted, DecidedRefused, Evidence, Recovered
+from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -562,13 +563,24 @@ async def test_a_sale_that_is_being_sent_is_left_to_its_sender(service: Withheld
 
 
 async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Withheld) -> None:
-    """Not found is not pending: tolerated for 15 seconds, then noted once, and it decides nothing."""
-    async with selling(service) as (_, pending):
+    """Not found is not pending: tolerated for 15 seconds, then noted once, and it decides nothing.
+
+    A service may list what its customers have answered, and no more: the history is not read at each query.
+    """
+    read = []
+
+    class Counting(MemoryLedger):
+        async def history(self, client_transaction_id: str) -> list[Change]:
+            read.append(client_transaction_id)
+            return await super().history(client_transaction_id)
+
+    async with selling(service, ledger=Counting()) as (_, pending):
         shipped = service.sales.copy()
         service.sales.clear()
         await service.clock.advance(10.0)
         assert await events_of(service.ledger) == ["Permitted", "Created"]
         await service.clock.advance(100.0)
+        assert len(read) < 10 < len(service.queries)
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
         service.sales.update(shipped)
         service.decide("Aceptado")

@@ -333,6 +333,7 @@ class AnswerReader:
             if ask.missing_since is None:
                 ask.missing_since = now
             elif now - ask.missing_since > MISSING * self.policy.scale:
+                ask.missing_since = now  # not at each query: the history is read for whether it has the event
                 reading.events.append(Conflicted(at=self.at, what="not found"))
             return reading
         if not can_see:

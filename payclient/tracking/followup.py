@@ -146,7 +146,7 @@ class Followed(Scheduled):
     # The facts that answers have shown
     #: The last report of ours; None if it was `Pendiente` or "not found".
     report: StatusReport | None = None
-    #: When the first of two proofs of absence came, and the first "not found" about a sale that was created.
+    #: When the first of two proofs of absence came, and from when on "not found" about a created sale is tolerated.
     absent_at: float | None = None
     missing_since: float | None = None
     #: The queries of each transaction id that may be ours; None: there were none.

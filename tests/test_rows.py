@@ -637,10 +637,11 @@ def test_a_spreadsheet_that_only_calamine_reads_is_refused(
 
 
 def test_a_name_that_is_broken_over_lines_is_given_in_one(tmp_path: Path) -> None:
-    """As a spreadsheet's narrow columns have it; nobody types a line break behind --map."""
-    path = sheet(tmp_path / "a.xlsx", ["clave", "Teléfono\ncelular", "Valor \n  USD"], ["k", "0984111222", 5])
+    """As a spreadsheet's narrow columns have it; nobody types a line break behind --map or --ignore."""
+    names = ["clave", "Teléfono\ncelular", "Valor \n  USD", "Nombre\ncompleto"]
+    path = sheet(tmp_path / "a.xlsx", names, ["k", "0984111222", 5, "Ana"])
     columns = {KEY: "clave", "phone_number": "telefono celular", "amount_without_tax": "Valor USD"}
-    named = form(columns=columns, constants=FIXED, amounts="decimal")
+    named = form(columns=columns, constants=FIXED, amounts="decimal", ignore=("Nombre completo",))
     assert [request.amount for request in read_file(path, named).requests] == [500]
     text = '"Cobros\r\nde marzo;\r\n"Teléfono\r\ncelular";"Valor\r\nUSD";clave\r\n0984111222;5,00;k\r\n;5,00;l\r\n'
     (saved := tmp_path / "a.csv").write_bytes(text.encode())

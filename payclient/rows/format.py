@@ -182,14 +182,14 @@ class Columns:
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.columns[KEY]} | self.by_field(self.names)
         others = [(n, name) for n, name in enumerate(self.names, 1) if not self.fields[n - 1]]
-        kept, ignored = {*map(plain, form.keep)}, {"", FAULT, *form.ignore}
+        kept, ignored = {*map(plain, form.keep)}, {*map(plain, form.ignore)}
         #: Columns that are neither read nor kept.
         self.unread: list[str] = [name for _, name in others if name and plain(name) not in kept]
         #: Faults of the names.
         self.faults: list[str] = [
             _unknown(name, n, form)
             for n, name in others
-            if not (form.ignore_rest or name in ignored or plain(name) in kept)
+            if not (form.ignore_rest or name in ("", FAULT) or plain(name) in ignored | kept)
         ]
         for field, count in sorted(self.known.items()):
             if count > 1:

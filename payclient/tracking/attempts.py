@@ -172,6 +172,10 @@ class Attempts:
         """Whether other processes may have this ledger open."""
         return self._asks.leases is not None
 
+    def running(self) -> list[asyncio.Task[Record]]:
+        """Return the sends in flight, which go on where their callers are cancelled. Closing waits for them."""
+        return [task for _, task in self._in_flight.values()]
+
     async def send(self, attempt: Attempt) -> Record:
         """Send the attempt unless one exists, and return its record. **Raises only if nothing was created.**
 
@@ -186,7 +190,7 @@ class Attempts:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
                 return ask.record
-            running = self._in_flight[identifier] = attempt, start(self._send(attempt), self._poller.detached)
+            running = self._in_flight[identifier] = attempt, start(self._send(attempt))
         attempt, sent = running
         try:
             return await outlive(sent)

@@ -92,7 +92,7 @@ class Poller:
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
         self._works: set[asyncio.Task[Any]] = set()
-        #: Sends and other writes, which go on where their callers are cancelled. Closing waits for them.
+        #: Writes that go on where their callers are cancelled; at the close, the sends too. Closing waits for them.
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}

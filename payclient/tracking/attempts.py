@@ -312,14 +312,14 @@ class Attempts:
             await self.refusals.check_unchanged(attempt.refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = self._record(attempt)
-        denied: Exception = PermitDeniedError()
+        denied: Exception | None = None
         try:
             granted = await self._asks.late.permit(record)
         except PurchaseHeldError as held:
             granted, denied = False, refusal_of(self._poller, held.holder)
         if not granted:
             attempt.record = None
-            raise denied
+            raise denied or PermitDeniedError
         if self._asks.leases is not None:
             self._asks.leases.ours.add(attempt.request.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.

@@ -11,6 +11,7 @@ import pytest
 import payclient
 from crowd import PROFILE as CROWD
 from crowd import Service, hint, in_virtual_time, now, push, pushed, tracking, waited
+from fake_ledgers import SharedLedger
 from fake_service import PROFILE as FAKE
 from fake_service import FakeService, answer, form, refusal, sale
 from payclient.ledger.memory import MemoryLedger
@@ -239,3 +240,19 @@ async def test_no_backlog_makes_a_confirmation_late() -> None:
             await notified_in_time(tracker, service, new, queries=3)
         assert len(service.confirmed) == 100
         assert max(service.confirmed.values()) - returned <= 60.0
+
+
+@pytest.mark.parametrize("kind", [MemoryLedger, SharedLedger])
+@in_virtual_time
+async def test_forms_that_come_back_faster_than_the_rate_starve_no_sale(kind: type[MemoryLedger]) -> None:
+    """Each was confirmed before its turn and put off the next one: no sale was queried until they ended, and later."""
+    service = Forms()
+    async with tracking(service, ledger=kind(), profile=FORMS) as tracker, asyncio.TaskGroup() as group:
+        pending = await tracker.sale(push("push"))
+        service.truth["push"] = (now() + 60.0, "Aceptado")
+        for number in range(200):
+            await tracker.prepare(form(name := f"form-{number}"))
+            back = {"id": str(service.forms[name]["transactionId"]), "clientTransactionId": name}
+            group.create_task(tracker.returned(back))
+            await asyncio.sleep(0.75 * GAP)
+        assert pending.state is payclient.State.ACCEPTED

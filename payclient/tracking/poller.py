@@ -96,6 +96,9 @@ class Poller:
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}
+        #: Whether the latest request did not wait for its turn by the rate. The next such one does not count against
+        #: the rate: where many forms come back, no line would have a turn any more.
+        self._was_early = False
 
     # --- What changes when an ask is looked at
 
@@ -292,8 +295,13 @@ class Poller:
         elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
-            self.rate.note_request(now)
+            is_early = item.line != 0
+            if not (is_early and self._was_early):
+                self.rate.note_request(now)
+            self._was_early = is_early
             self._run(item, work, self._requests)
+        elif isinstance(item, Followed | ReturnedForm):
+            self._lines.turn -= 1  # the next of its line has the turn
         if started is not None:
             started.set()
 

@@ -145,7 +145,7 @@ class RequestLines:
         self._lines: dict[int, deque[Scheduled]] = {line: deque() for line in LINES}
         #: How many wait in each line.
         self.waiting: dict[int, int] = dict.fromkeys(LINES, 0)
-        self._turn = 0
+        self.turn = 0
 
     def put(self, item: Scheduled, line: int) -> None:
         """Put the item in a line. An item that waits in another line goes to the better of the two."""
@@ -163,10 +163,10 @@ class RequestLines:
 
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
-        self._turn += 1
-        routine = (ROUTINE, FINAL, LATE) if self._turn % 4 else (FINAL, LATE, ROUTINE)
-        order = () if callers_only else (FIRST[self._turn % len(FIRST)], *routine, NOTIFIED)
-        for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
+        self.turn += 1
+        routine = (ROUTINE, FINAL, LATE) if self.turn % 4 else (FINAL, LATE, ROUTINE)
+        order = () if callers_only else (FIRST[self.turn % len(FIRST)], *routine, NOTIFIED)
+        for number in (CALLERS, *order) if self.turn % 2 else (*order, CALLERS):
             line = self._lines[number]
             while line and line[0].line != number:
                 line.popleft()

@@ -1136,6 +1136,16 @@ async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(serv
         assert (record.state, record.transaction_id) == (State.ACCEPTED, 5003)
 
 
+async def test_forged_ids_do_not_use_up_the_window_under_a_tight_rate(service: FakeService) -> None:
+    """Each of them held up the payment for as long as one confirmation waits for its turn, 15 seconds."""
+    async with prepared(service, attrs.evolve(PROFILE, queries_per_minute=2)) as tracker:
+        for number in range(MOST_IDS - 1):
+            await tracker.notify(hint(901 + number, "form-1"))
+        service.pay("form-1")
+        await tracker.notify(hint(5001, "form-1"))
+        await until(service, lambda: 5001 in service.confirmed, 60)
+
+
 @pytest.mark.parametrize("by", ["a query", "a person"])
 async def test_a_decided_form_is_let_go_of_whoever_decided_it(service: FakeService, by: str) -> None:
     """It came back with an id that no transaction has, and was left by its customer: no worker keeps it for weeks."""

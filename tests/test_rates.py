@@ -256,3 +256,21 @@ async def test_forms_that_come_back_faster_than_the_rate_starve_no_sale(kind: ty
             group.create_task(tracker.returned(back))
             await asyncio.sleep(0.75 * GAP)
         assert pending.state is payclient.State.ACCEPTED
+
+
+async def left(tracker: payclient.Tracker, count: int) -> None:
+    """So many carts, ten a minute, whose forms nobody pays."""
+    for number in range(count):
+        await tracker.live_form(f"cart-{number}", form)
+        await asyncio.sleep(6.0)
+
+
+@in_virtual_time
+async def test_forms_that_were_left_hold_up_no_end_of_a_push() -> None:
+    """Each has as many last queries as a push, and a rate for three forms a minute: a wait lasted longer every hour."""
+    service = Forms()
+    async with tracking(service, profile=FORMS) as tracker:
+        await left(tracker, 400)
+        pending = await tracker.sale(push("ignored"))
+        service.truth["ignored"] = (now() + 300.0, "Cancelado")
+        assert (await pending.wait(timeout=360.0)).paid is False

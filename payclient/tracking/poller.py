@@ -34,7 +34,16 @@ from payclient.tracking.followup import (
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale, settled
 from payclient.tracking.queries import StatusQueries
-from payclient.tracking.rate_limit import CALLERS, FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.rate_limit import (
+    CALLERS,
+    FINAL,
+    LATE,
+    LEFT,
+    NOTIFIED,
+    ROUTINE,
+    RateLimit,
+    RequestLines,
+)
 from payclient.tracking.returned_form import ReturnedForm
 
 _T = TypeVar("_T")
@@ -245,8 +254,9 @@ class Poller:
             again = policy.look_meanwhile(ask, now)
             if again is not None:
                 self.asks.due.put(ask, again)
+            final = LEFT if ask.record.kind == "form" else FINAL
             notified = ask.notified_queries is not None
-            self._lines.put(ask, NOTIFIED if notified else FINAL if policy.is_final(ask, now) else ROUTINE)
+            self._lines.put(ask, NOTIFIED if notified else final if policy.is_final(ask, now) else ROUTINE)
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """Query a decided ask once more where it was notified, or its time has come; else forget it."""

@@ -119,8 +119,9 @@ class RateLimit:
 
 
 #: The lines in which a request is waited for: by callers, who make it themselves; for notified asks and confirmations,
-#: for asks past their expiry or checked by hand, for the routine, and for decided asks that were notified.
-CALLERS, NOTIFIED, FINAL, ROUTINE, LATE = LINES = range(1, 6)
+#: for asks past their expiry or checked by hand, for forms past it, of which a shop has many that were left, for the
+#: routine, and for decided asks that were notified.
+CALLERS, NOTIFIED, FINAL, LEFT, ROUTINE, LATE = LINES = range(1, 7)
 
 #: The line that goes first in each turn: the notified are seldom passed over, never twice in a row; no line starves.
 #: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
@@ -164,7 +165,7 @@ class RequestLines:
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
         self.turn += 1
-        routine = (ROUTINE, FINAL, LATE) if self.turn % 4 else (FINAL, LATE, ROUTINE)
+        routine = (ROUTINE, FINAL, LEFT, LATE) if self.turn % 4 else (FINAL, LEFT, LATE, ROUTINE)
         order = () if callers_only else (FIRST[self.turn % len(FIRST)], *routine, NOTIFIED)
         for number in (CALLERS, *order) if self.turn % 2 else (*order, CALLERS):
             line = self._lines[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import attrs
 import pytest
@@ -274,3 +275,16 @@ async def test_forms_that_were_left_hold_up_no_end_of_a_push() -> None:
         pending = await tracker.sale(push("ignored"))
         service.truth["ignored"] = (now() + 300.0, "Cancelado")
         assert (await pending.wait(timeout=360.0)).paid is False
+
+
+@in_virtual_time
+async def test_a_cart_that_was_left_can_be_paid_again() -> None:
+    """Its last queries were hours behind: a customer who comes back has it queried now, and one query is the last."""
+    service = Forms()
+    async with tracking(service, profile=FORMS) as tracker:
+        await left(tracker, 400)
+        first = (await tracker.purchase("cart-120")).asks[0].client_transaction_id
+        with suppress(payclient.PurchaseOpenError):
+            await tracker.live_form("cart-120", form)
+        await asyncio.sleep(30.0)
+        assert (await tracker.live_form("cart-120", form)).client_transaction_id != first

@@ -464,6 +464,8 @@ class Policy:
         is_left = not record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
         if is_left and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
+            if record.kind == "form" and now >= ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale:
+                ask.final_queries = len(FINAL_QUERY_DELAYS)  # but for the rate, all had been made
         return TransactionRef(
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,

@@ -395,14 +395,14 @@ class Poller:
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
     def query_again(self, record: Record) -> None:
-        """Query an open ask that keeps another one of its purchase from being sent, if its own queries are used up.
+        """Query an open ask that keeps another one of its purchase from being sent, if it expired.
 
-        An expired ask that another process follows is queried, too: its record does not show how many are left.
+        Its own queries may be used up, or hours behind by the rate, or another process's.
         """
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
-        if ask.exhausted or (ask.elsewhere and is_presumed(ask.record)):
+        if ask.exhausted or is_presumed(ask.record):
             self.start_work(self._query_soon(ask))
 
     async def query_unqueried(self, record: Record) -> Record | None:

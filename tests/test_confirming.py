@@ -1136,6 +1136,19 @@ async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(serv
         assert (record.state, record.transaction_id) == (State.ACCEPTED, 5003)
 
 
+async def test_a_429_to_a_confirmation_slows_the_queries(service: FakeService) -> None:
+    """They took the turns of the confirmations that the service wanted fewer of; the next success ends that."""
+    async with prepared(service, BLIND) as tracker:
+        await tracker.sale(sale())
+        service.confirm_scripts = [lambda: refusal(5, status=429, retry_after=25)]
+        await tracker.returned(service.pay("form-1"))
+        await service.clock.advance(24)
+        assert not service.queries
+        await until(service, lambda: 5001 in service.confirmed, 60)
+        await service.clock.advance(30)
+        assert len(service.queries) > 3
+
+
 async def test_forged_ids_do_not_use_up_the_window_under_a_tight_rate(service: FakeService) -> None:
     """Each of them held up the payment for as long as one confirmation waits for its turn, 15 seconds."""
     async with prepared(service, attrs.evolve(PROFILE, queries_per_minute=2)) as tracker:

@@ -211,6 +211,7 @@ class Confirmer:
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
+            self._poller.rate.rate_limited(self._clock.monotonic(), now, wait)
         except UnauthorizedError:
             what = "confirmations are refused (401): is the token still good?"
             queries.warn_once("confirmations_unauthorized", identifier, what)
@@ -274,6 +275,7 @@ class Confirmer:
             queries.warn_once("confirmation_withheld", identifier, what)
             return False
         report = await self._session.confirm(transaction_id, identifier, repeat=False)
+        self._poller.rate.note_success(form.tried_at)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.

@@ -19,7 +19,7 @@ from payclient.answers import BOM, is_id, parse_json
 from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
-from payclient.validation import parse_address, text_fault
+from payclient.validation import check_type, parse_address, text_fault
 
 __all__ = [
     "Receipt",
@@ -66,6 +66,7 @@ def parse_notification(
     `clientTransactionID` may be in any letter case. Raises `InvalidNotificationError` for anything else, over 8 KiB
     too; its text repeats nothing of what came.
     """
+    check_type("body", body, bytes | bytearray)
     given = [*_read_query(query or "", len(body)), *_body(body, content_type or "")]
     return _read_ids(given, "id", "clientTransactionID")
 
@@ -77,6 +78,7 @@ def parse_external_notification(body: bytes) -> Notification:
     Names may be in any letter case. Raises `InvalidNotificationError`, over 64 KiB too; its text repeats nothing of
     what came.
     """
+    check_type("body", body, bytes | bytearray)
     if len(body) > MAX_EXTERNAL:
         raise InvalidNotificationError("the notification is too large")
     return _read_ids(_object(body), "TransactionId", "ClientTransactionId")
@@ -198,6 +200,8 @@ def notification_url(base: str, client_transaction_id: str, secret: str | bytes)
     `secret` is 16 bytes or more of your own, the same in all processes. Anybody who has seen the address may still lie,
     so a notification that arrives there is a hint like any other. Raises `ConfigurationError`.
     """
+    check_type("base", base, str)
+    check_type("client_transaction_id", client_transaction_id, str)
     parts = parse_address(base)
     if parts is None or parts.scheme not in ("http", "https") or parts.fragment:
         raise ConfigurationError("base must be an address such as https://shop.example/notify")

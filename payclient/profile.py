@@ -23,7 +23,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import is_personal, is_positive
+from payclient.validation import check_type, is_personal, is_positive
 
 __all__ = [
     "DOCUMENT",
@@ -370,6 +370,7 @@ class ServiceProfile:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ServiceProfile:
         """Make a profile from the tables of its TOML form."""
+        check_type("settings", settings, Mapping)
         return _structure(settings, cls, kind=cls)  # type: ignore[no-any-return]  # a profile
 
 

@@ -23,7 +23,6 @@ from payclient import wire
 from payclient.auth import SIGNED_WITH, Secret, Token, TokenSource, check_base_url, service_from_env
 from payclient.clock import Deadlines, Timeouts
 from payclient.errors import (
-    ConfigurationError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
@@ -35,6 +34,7 @@ from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.transport import AiohttpTransport, Connector
+from payclient.validation import check_setting, check_type
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__: list[str] = ["Exchange", "PaySession"]
@@ -104,11 +104,11 @@ class PaySession:
         proxy = None if proxy is None else Secret.of(proxy)
         self.profile: ServiceProfile = find_profile(profile)
         self.base_url: str = check_base_url(self.profile.base_url if base_url is None else base_url)
+        check_setting("timeouts", timeouts, Timeouts, "Timeouts(connect=10, total=30)")
+        check_setting("connector", connector, Connector, "an aiohttp connector")
+        check_setting("transport", transport, Callable, "an async function")
+        check_setting("on_exchange", on_exchange, Callable, "a function")
         self.timeouts: Timeouts = timeouts if timeouts is not None else Timeouts()
-        if not isinstance(self.timeouts, Timeouts):
-            raise ConfigurationError(
-                f"timeouts must be Timeouts(connect=10, total=30); {type(timeouts).__name__} was given"
-            )
         self._token = Token(token, self.profile.message_language, self.timeouts.total)
         self._own_transport: AiohttpTransport | None = None
         if transport is None:
@@ -193,6 +193,7 @@ class PaySession:
 
     def encode_sale(self, request: SaleRequest) -> HttpRequest:
         """Check a Sale by the profile and encode it: the first half of `sale`. No I/O."""
+        check_type("request", request, SaleRequest)
         return wire.encode_sale(request, self.profile)
 
     async def send_sale(
@@ -219,6 +220,7 @@ class PaySession:
 
     def encode_prepare(self, request: PrepareRequest) -> HttpRequest:
         """Check a Prepare by the profile and encode it: the first half of `prepare`. No I/O."""
+        check_type("request", request, PrepareRequest)
         return wire.encode_prepare(request, self.profile)
 
     async def send_prepare(
@@ -318,6 +320,7 @@ class PaySession:
         repeatable: bool = False,
     ) -> _T:
         """Send a request within the total time-out, again where `should_retry` says so, and read the answer."""
+        check_setting("timeouts", timeouts, Timeouts, "Timeouts(total=30)")
         total = (timeouts or self.timeouts).total
         deadline = self._bind().start(total)
         call = Call(operation, request, before_send)

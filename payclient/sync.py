@@ -23,6 +23,7 @@ from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequ
 from payclient.clock import Clock, cancel_all
 from payclient.errors import OutcomeUnknownError, PurchaseOpenError, TrackerClosedError, UsageError
 from payclient.logs import tracker_log as log
+from payclient.validation import check_type
 
 __all__ = [
     "Charges",
@@ -250,16 +251,19 @@ class Tracker:
 
     def cancel(self, pending: PendingSale) -> Outcome:
         """Withdraw a push request that nobody answers, as `payclient.Tracker.cancel` does."""
+        check_type("pending", pending, PendingSale)
         return self._call(payclient.Tracker.cancel, pending._source)
 
     def reverse(self, pending: PendingSale) -> Outcome:
         """Give a payment back, whole, as `payclient.Tracker.reverse` does."""
+        check_type("pending", pending, PendingSale)
         return self._call(payclient.Tracker.reverse, pending._source)
 
     def live_form(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
     ) -> PaymentForm:
         """Return a key's form as `payclient.Tracker.live_form` does. `make_request` is called in this thread."""
+        check_type("make_request", make_request, Callable)
         made: dict[str, PrepareRequest] = {}
 
         def request_of(client_transaction_id: str) -> PrepareRequest:
@@ -393,6 +397,8 @@ def _iterate(tracker: Tracker, items: AsyncIterator[_R]) -> Iterator[_R]:
 def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
     """Iterate over the outcomes of several sales, in the order in which they are decided."""
     sales = list(pendings)
+    for sale in sales:
+        check_type("pending", sale, PendingSale)
     if sales:
         yield from _iterate(sales[0]._tracker, payclient.as_decided([sale._source for sale in sales]))
 
@@ -414,6 +420,8 @@ class Charges(Iterator[ChargeResult]):
         requests: Iterable[SaleRequest | ChargeRow],
         charge: Callable[[payclient.Tracker, Any], payclient.batch.Charges],
     ) -> None:
+        check_type("tracker", tracker, Tracker)
+        check_type("requests", requests, Iterable)
         is_list = isinstance(requests, list | tuple)  # which the batch reads by itself
         self._requests = iter(() if is_list else requests)
         self._read: asyncio.Queue[_Read] = asyncio.Queue()

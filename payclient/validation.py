@@ -19,7 +19,7 @@ import attrs
 import orjson
 
 from payclient.amounts import MAX_CENTS
-from payclient.errors import ErrorDetail, InvalidRequestError
+from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 
 #: Characters of the longest text that any profile takes: no field of the document needs more.
 MAX_TEXT = 4096
@@ -375,10 +375,17 @@ class CheckedModel:
             raise InvalidRequestError(errors=errors, client_transaction_id=loggable_id(identifier))
 
 
-def check_type(name: str, value: object, kind: type) -> None:
-    """Raise `TypeError` where an argument is of another type, which no type checker has seen."""
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Raise `TypeError` where an argument is of another type or union, which no type checker has seen."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}; {type(value).__name__} was given")
+        wanted = kind.__name__ if isinstance(kind, type) else kind
+        raise TypeError(f"{name} must be a {wanted}; {type(value).__name__} was given")
+
+
+def check_setting(name: str, value: object, kind: Any, wanted: str) -> None:
+    """Raise `ConfigurationError` where a setting that may be left out is of another type."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"{name} must be {wanted}; {type(value).__name__} was given")
 
 
 def loggable_id(value: object) -> str | None:

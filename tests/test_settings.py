@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import socket
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 import payclient
 import payclient.sync
 from fake_service import sale
-from payclient import PrepareRequest, SaleRequest
-from payclient.simulator import PAYPHONE, Simulator
+from payclient import PaySession, PrepareRequest, SaleRequest
+from payclient.ledger import archive_ledger
+from payclient.ledger.memory import MemoryLedger
+from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 from payclient.tracking.context import TrackerOptions
+from payclient.web import redirect_page, waiting_page
 from test_ledger import url_of
 
 SALE: dict[str, Any] = {
@@ -39,6 +43,13 @@ def test_a_misspelt_option_is_open_trackers_own_error() -> None:
         ("schedule", r"a Schedule, such as Fixed\(5\) or Attentive\(\); int was given"),
         ("timeouts", r"Timeouts\(connect=10, total=30\); int was given"),
         ("profile", r"a ServiceProfile, a preset.s name or a file.s path; int was given"),
+        ("connector", "an aiohttp connector; int was given"),
+        ("transport", "an async function; int was given"),
+        ("on_exchange", "a function; int was given"),
+        ("status", "an async function of a TransactionRef; int was given"),
+        ("clock", "a Clock, such as a simulator's; int was given"),
+        ("keep_links", "True or False; int was given"),
+        ("create", "True or False; int was given"),
         ("proxy", "a URL such as http://proxy.example:3128"),
         ("token", ".* an async callable; int was given"),
     ],
@@ -86,6 +97,68 @@ async def test_a_request_of_another_type_is_refused_before_anything() -> None:
             TypeError, match=r'^fault must be a Fault, such as Fault\("reset"\); str was given$'
         ):
             service.fail_next("reset")  # type: ignore[arg-type]  # what is tested
+
+
+#: What is called with 5j in the place of one argument, which is named.
+CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "request of sale": lambda tracker, _, wrong: PaySession(ADDRESS, "token").sale(wrong),
+    "request of prepare": lambda tracker, _, wrong: PaySession(ADDRESS, "token").prepare(wrong),
+    "timeouts": lambda tracker, _, wrong: PaySession(ADDRESS, "token").sale(sale(), timeouts=wrong),
+    "session": lambda tracker, _, wrong: payclient.Tracker(wrong, MemoryLedger()),
+    "ledger": lambda tracker, _, wrong: payclient.Tracker(PaySession(ADDRESS, "token"), wrong),
+    "beside_open_form": lambda tracker, _, wrong: tracker.sale(sale("another"), beside_open_form=wrong),
+    "notification": lambda tracker, _, wrong: tracker.notify(wrong),
+    "pending of cancel": lambda tracker, _, wrong: tracker.cancel(wrong),
+    "pending of reverse": lambda tracker, _, wrong: tracker.reverse(wrong),
+    "make_request": lambda tracker, _, wrong: tracker.live_form("cart", wrong),
+    "margin": lambda tracker, _, wrong: tracker.live_form("cart", lambda _: PREPARE, margin=wrong),
+    "as_": lambda tracker, _, wrong: tracker.resolve("order-17", as_=wrong, actor="A", reason="seen"),
+    "actor": lambda tracker, _, wrong: tracker.resolve("order-17", as_="refused", actor=wrong, reason="seen"),
+    "reason": lambda tracker, _, wrong: tracker.resolve("order-17", as_="refused", actor="A", reason=wrong),
+    "timeout": lambda _, pending, wrong: pending.wait(wrong),
+    "pending of as_decided": lambda _, pending, wrong: anext(payclient.as_decided([pending, wrong])),
+    "tracker": lambda tracker, _, wrong: payclient.charge_all(wrong, []),
+    "requests": lambda tracker, _, wrong: payclient.charge_all(tracker, wrong),
+    "max_in_flight": lambda tracker, _, wrong: payclient.charge_all(tracker, [], max_in_flight=wrong),
+    "max_pending": lambda tracker, _, wrong: payclient.charge_all(tracker, [], max_pending=wrong),
+    "rate": lambda tracker, _, wrong: payclient.charge_all(tracker, [], rate=wrong),
+    "wait": lambda tracker, _, wrong: payclient.charge_all(tracker, [], wait=wrong),
+    "retry": lambda tracker, _, wrong: payclient.charge_all(tracker, [], retry=wrong),
+    "body": lambda *_: payclient.parse_notification(body="id=1"),  # type: ignore[arg-type]  # that is the test
+    "body of an external one": lambda tracker, _, wrong: payclient.parse_external_notification(wrong),
+    "base": lambda tracker, _, wrong: payclient.notification_url(wrong, "order-17", "s" * 16),
+    "client_transaction_id": lambda tracker, _, wrong: payclient.notification_url(ADDRESS, wrong, "s" * 16),
+    "settings": lambda tracker, _, wrong: payclient.ServiceProfile.parse(wrong),
+    "before": lambda tracker, _, wrong: archive_ledger("sqlite:charges.db", wrong, "archive.jsonl"),
+    "link": lambda tracker, _, wrong: redirect_page(wrong),
+    "status_url": lambda _, pending, wrong: waiting_page(pending, wrong),
+    "amount": lambda _, pending, wrong: waiting_page(pending, "/status", amount=wrong),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_argument_of_another_type_is_named(name: str) -> None:
+    """Before anything is sent: nobody wonders in which line of payclient an attribute lacks."""
+    async with Simulator() as service, payclient.open_tracker(service.url, "token") as tracker:
+        pending = await tracker.sale(SaleRequest(**SALE))
+        with pytest.raises((TypeError, payclient.ConfigurationError), match=f"^{name.split()[0]} must be "):
+            found = CALLS[name](tracker, pending, 5j)
+            await found
+        assert service.counts.created == 1
+        assert service.counts.prepared == 0
+
+
+@pytest.mark.parametrize("name", ["pending of cancel", "pending of reverse", "make_request"])
+def test_so_it_is_in_blocking_code(name: str) -> None:
+    with SimulatorThread() as service, payclient.sync.open_tracker(service.url, "token") as tracker:
+        with pytest.raises(TypeError, match=f"^{name.split()[0]} must be a "):
+            CALLS[name](tracker, None, 5j)
+        with pytest.raises(TypeError, match=r"^pending must be a PendingSale; complex was given$"):
+            next(payclient.sync.as_decided([5j]))  # type: ignore[list-item]  # that is the test
+        with pytest.raises(TypeError, match=r"^requests must be a Iterable; complex was given$"):
+            payclient.sync.charge_all(tracker, 5j)  # type: ignore[arg-type]  # that is the test
+        with pytest.raises(TypeError, match=r"^tracker must be a Tracker; complex was given$"):
+            payclient.sync.charge_all(5j, [])  # type: ignore[arg-type]  # that is the test
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])

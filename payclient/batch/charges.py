@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.tracker import Tracker
+from payclient.validation import check_type
 
 __all__ = ["Charges"]
 
@@ -48,6 +49,13 @@ class Charges(AsyncIterator[ChargeResult]):
         wait: float | None,
         retry: Collection[str],
     ) -> None:
+        check_type("tracker", tracker, Tracker)
+        check_type("requests", requests, Iterable | AsyncIterable)
+        check_type("max_in_flight", max_in_flight, int | float)
+        check_type("max_pending", max_pending, int | float)
+        check_type("rate", rate, int | float | None)
+        check_type("wait", wait, int | float | None)
+        check_type("retry", retry, Collection)
         if not (max_in_flight >= 1 and max_pending >= 1):
             raise ValueError("max_in_flight and max_pending must be 1 or more")
         if rate is not None and not 0 < rate < float("inf"):

@@ -23,6 +23,7 @@ from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
+from payclient.validation import check_type
 
 __all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
 
@@ -274,6 +275,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     """
     from payclient.ledger.archive import archive
 
+    check_type("before", before, int | float)
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
     file = os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk

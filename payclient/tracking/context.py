@@ -19,7 +19,7 @@ from payclient.session import Exchange, PaySession
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.tracker import Tracker
 from payclient.transport import Connector
-from payclient.validation import is_loopback
+from payclient.validation import check_setting, is_loopback
 from payclient.wire import Transport
 
 __all__ = ["open_tracker", "open_tracker_from_env"]
@@ -50,6 +50,7 @@ async def open_tracker(
     which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
     `LedgerMissingError` is raised instead. The other keywords are those of `PaySession` and `Tracker`.
     """
+    check_setting("create", create, bool, "True or False")
     # Error trackers record the local variables of a frame that raises.
     token, ledger = Secret.of(token), Secret.of(ledger)
     proxy = None if proxy is None else Secret.of(proxy)

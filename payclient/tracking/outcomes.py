@@ -26,6 +26,7 @@ from payclient.ledger import Change
 from payclient.lifecycle import APPROVED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
+from payclient.validation import check_type
 
 if TYPE_CHECKING:
     from payclient.tracking.asks import OpenAsks
@@ -208,6 +209,7 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
+        check_type("timeout", timeout, int | float | None)
         # Behind a timer at nan the loop may fire no other one.
         if timeout is not None and isnan(timeout):
             raise UsageError("timeout must be a number of seconds, and nan is not one; tracking goes on")
@@ -322,7 +324,10 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
 
 async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
     """Yield the outcomes of several sales, in the order in which they are decided."""
-    waits = [asyncio.create_task(pending.wait()) for pending in pendings]
+    sales = [*pendings]
+    for sale in sales:
+        check_type("pending", sale, PendingSale)
+    waits = [asyncio.create_task(sale.wait()) for sale in sales]
     try:
         for wait in asyncio.as_completed(waits):
             yield await wait

@@ -30,7 +30,7 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
 from payclient.tracking.recovery import look_back, take_over
 from payclient.tracking.reversals import reverse, withdraw
-from payclient.validation import check_type, is_positive, text_fault
+from payclient.validation import check_setting, check_type, is_positive, text_fault
 
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
@@ -92,6 +92,11 @@ class Tracker:
         keep_links: bool = True,
         drain: float | None = None,
     ) -> None:
+        check_type("session", session, PaySession)
+        check_setting("ledger", getattr(ledger, "permit", ledger), Callable, "what open_ledger returns")
+        check_setting("status", status, Callable, "an async function of a TransactionRef")
+        check_setting("clock", getattr(clock, "call_at", clock), Callable, "a Clock, such as a simulator's")
+        check_setting("keep_links", keep_links, bool, "True or False")
         if drain is None:
             drain = session.timeouts.total + 5.0  # the rest is for a slow ledger
         if not (is_positive(drain) or drain == 0):
@@ -173,6 +178,7 @@ class Tracker:
         Raises those, `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
         check_type("request", request, SaleRequest)
+        check_type("beside_open_form", beside_open_form, bool)
         attempt = self._attempts.encode(request, purchase, beside_open_form=beside_open_form)
         return self._poller.handle(await self._attempts.send(attempt))
 
@@ -183,6 +189,7 @@ class Tracker:
         Without a status source it ends the wait, with `paid` None. Raises `InvalidNotificationError` for ids that
         `parse_notification` never returns, `LedgerError`.
         """
+        check_type("notification", notification, Notification)
         self._poller.asks.check_open()
         identifier = notification.client_transaction_id
         if not is_id(notification.transaction_id) or not _may_be_known(identifier):
@@ -221,6 +228,7 @@ class Tracker:
         Where the service's answer is lost, the outcome is what the status query says, perhaps still undecided. Raises
         `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn, `UsageError` for a form.
         """
+        check_type("pending", pending, PendingSale)
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
         return pending.outcome if record is None else await withdraw(self._poller, record)
@@ -233,6 +241,7 @@ class Tracker:
         `NotReversibleError`, any other `RefusedError`, `NotSentError` and `LedgerError` where it is still paid,
         `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid, or archived.
         """
+        check_type("pending", pending, PendingSale)
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
         if record is None:
@@ -265,6 +274,8 @@ class Tracker:
         where a push request is open, a form came back and is not decided, or its links may still be paid and are too
         old to be handed out. Links stand in the ledger while they live, unless the tracker keeps none.
         """
+        check_type("make_request", make_request, Callable)
+        check_type("margin", margin, int | float)
         self._poller.asks.check_open()
         return await self._forms.live(key, make_request, margin)
 
@@ -320,6 +331,8 @@ class Tracker:
         Raises `TransitionError` where the state does not allow it, `UsageError` for an id that the ledger does not have
         and for what may not be said, `LedgerUnavailableError`; nothing was changed.
         """
+        for name, word in (("as_", as_), ("actor", actor), ("reason", reason)):
+            check_type(name, word, str)
         self._poller.asks.check_open(client_transaction_id)
         if as_ not in DECISIONS:
             raise UsageError(f"as_ must be one of {', '.join(DECISIONS)}; nothing was changed")

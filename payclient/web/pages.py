@@ -31,7 +31,7 @@ from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.tracking.forms import FormLink
 from payclient.tracking.outcomes import PendingSale
-from payclient.validation import is_safe_link
+from payclient.validation import check_type, is_safe_link
 
 if TYPE_CHECKING:
     from payclient import sync
@@ -125,6 +125,7 @@ def texts_of(language: str) -> Mapping[str, str]:
 
 def check_address(address: str, name: str) -> str:
     """Return an address of the shop's own. Raises `ConfigurationError` unless it is http, https or a path."""
+    check_type(name, address, str)
     try:
         parts = urlsplit(address)
         safe = address.isprintable() and not {" ", "\\"} & set(address) and not address.startswith("//")
@@ -173,6 +174,7 @@ def redirect_page(
     machine's unless given. `assets` is as for `waiting_page`. Raises `ConfigurationError` for an unsafe link,
     and for another language.
     """
+    check_type("link", link, FormLink)
     texts = texts_of(language)
     if assets is not None:
         check_address(assets, "assets")  # here, where no local variable holds the link
@@ -235,6 +237,7 @@ def waiting_page(
     for a wrong number or another way to pay. `assets` is `order_routes`' address of style and script, for sites whose
     own Content-Security-Policy forbids what is inline. Raises `ConfigurationError`.
     """
+    check_type("amount", amount, str)
     texts = texts_of(language)
     seconds = f"{sale.remaining:.0f}"
     minutes, rest = divmod(int(seconds), 60)

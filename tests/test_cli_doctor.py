@@ -167,6 +167,24 @@ def test_what_is_wrong_is_named(
     assert "geheim" not in json.dumps(lines)
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "shown"),
+    [
+        ("postgresql:shop:s3cr@et@127.0.0.1/shop", "***@127.0.0.1/shop"),
+        ("shop:s3cret@127.0.0.1/shop", "***@127.0.0.1/shop"),
+        ("host=127.0.0.1 user=shop password=s3cret", "host=127.0.0.1 user=shop password=***"),
+    ],
+)
+def test_the_password_of_a_misspelt_ledger_is_not_shown(misspelt: str, shown: str, capfd: Said) -> None:
+    """An address that is not one, or that stands in the place of a word, is shown without what opens it."""
+    assert main(["doctor", "--ledger", misspelt]) == 4
+    assert main(["ledger", "list", f"postgresql://shop:s3cret@{misspelt}"]) == 2
+    said = "".join(capfd.readouterr())
+    assert f"ledger: {shown}, from --ledger" in said
+    assert "Unused Tokens: ['postgresql://shop:***@" in said
+    assert "cret" not in said
+
+
 def test_a_gap_is_no_failure(server: Server, capfd: Said) -> None:
     """Without a status query everything works but knowing: exit 3."""
     assert doctor(server, "--profile", "document") == 3

@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
         known = {name.split()[0] for name in COMMANDS}
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
-        terminal.complain(reason(str(error)))
+        terminal.complain(reason(terminal.without_password(str(error))))
         return 3 if isinstance(error, RefusedError) else 4 if isinstance(error, TransportError) else 2
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))

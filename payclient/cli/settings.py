@@ -204,6 +204,8 @@ def location_of(ledger: str | None) -> str:
     kind, _, path = (ledger or "").partition(":")
     if kind == "sqlite" and path:
         return f"sqlite:{os.path.abspath(path)}"
+    if not path.startswith("//"):  # misspelt: a password may stand anywhere before the host
+        ledger = re.sub("(?s).*@", "***@", ledger or "")
     return terminal.without_password(ledger or "")
 
 

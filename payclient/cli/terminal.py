@@ -143,8 +143,8 @@ def again() -> str:
 
 def without_password(text: str) -> str:
     """Return a text that is an address, or ends in one, with `***` for its password."""
-    text = re.sub(r"(?s)([A-Za-z][\w+.-]*://[^:/?#@]*:).*@", r"\1***@", text)
-    return re.sub(r"(?is)([?&](?:ssl)?password=)[^&#]*", r"\1***", text)
+    text = re.sub(r"(?s)([A-Za-z][\w+.-]*://[^:/?#]*:).*@", r"\1***@", text)
+    return re.sub(r"(?is)(password\s*=)[^&#]*", r"\1***", text)
 
 
 def say(text: str, *, whole: bool = False) -> None:

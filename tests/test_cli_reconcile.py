@@ -324,6 +324,16 @@ def test_an_amount_that_was_given_back_is_never_taken_for_paid(
         assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{odd};Aceptado")), *MAP]) == 2
 
 
+def test_a_hostile_currency_is_no_markup(month: Book, tmp_path: Path, capfd: Said) -> None:
+    """Square brackets, which the library of the tables would read as a style, or fail at."""
+    file = tmp_path / "enero.csv"
+    file.write_text("client_transaction_id;amount;currency;state\norder:a:1;11,50;[/b];Aceptado\n")
+    assert main(["reconcile", str(file)]) == 3
+    shown = capfd.readouterr().out
+    assert "[/b] 11.50" in shown
+    assert "order:a:1 (line 2)" in shown
+
+
 def test_a_hostile_statement_writes_no_escape_sequence(month: Book, tmp_path: Path, capfd: Said) -> None:
     """One could hide the lines that do not agree."""
     file, report = tmp_path / "enero.csv", tmp_path / "r.csv"

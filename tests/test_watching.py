@@ -396,6 +396,18 @@ def test_an_interrupted_run_tells_machines_and_leaves_a_page(silent: Service, tm
     assert os.environ["PAYCLIENT_TOKEN"] not in page.read_text()
 
 
+def test_names_are_shown_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither an escape sequence in the name of a file nor a word between colons becomes anything else."""
+    name = "order:a:17 [red]\x1b[2J"
+    terminal.say(name)
+    terminal.print_result(name)
+    terminal.print_facts({name: name})
+    shown = "order:a:17 [red]\\x1b[2J"
+    said = capfd.readouterr()
+    assert said.out.split("\n") == [shown, f"{shown}  {shown}", ""]
+    assert said.err == f"{shown}\n"
+
+
 def test_a_ledgers_password_is_not_printed() -> None:
     """The command that goes on and the plan name a ledger without what opens it."""
     for text, shown in (

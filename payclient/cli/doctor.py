@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import attrs
-from rich.markup import escape
 
 from payclient.auth import TokenFile
 from payclient.cli import terminal
@@ -78,7 +77,7 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
     out, levels = terminal.out(), list[str]()
     out.print(f"[bold]{text(f'doctor.{title}')}[/]")
     for level, words in lines:
-        out.print(f"  [{_COLOURS[level]}]{text(f'doctor.{level}'):<5}[/] {escape(words)}")
+        out.print(f"  [{_COLOURS[level]}]{text(f'doctor.{level}'):<5}[/] {terminal.printable(words)}")
         levels.append(level)
     return levels
 

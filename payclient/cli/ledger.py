@@ -9,7 +9,6 @@ from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
-from rich.markup import escape
 from rich.table import Table
 
 from payclient.auth import check_base_url, service_fingerprint
@@ -204,7 +203,7 @@ def _history(changes: Iterable[Change]) -> Table:
         move = each.event
         if each.before is not each.after:
             move += f": {label(each.before or 'nothing')} → {label(each.after or '')}"
-        table.add_row(moment(each.at), move, sentence(each.evidence), escape(_what(each)))
+        table.add_row(moment(each.at), move, sentence(each.evidence), terminal.printable(_what(each)))
     return table
 
 

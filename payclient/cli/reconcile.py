@@ -290,7 +290,10 @@ def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> Non
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
     for kind, pairs, sums in (*classes, total):
         sides = (
-            "\n".join(terminal.money(both[n], currency) for currency, both in sums.items()) for n in (0, 1)
+            "\n".join(
+                terminal.printable(terminal.money(both[n], currency)) for currency, both in sums.items()
+            )
+            for n in (0, 1)
         )
         name = label(kind) if kind == "all" else text(f"class.{kind}")
         table.add_row(name, counted(len(pairs)), *sides)

@@ -23,7 +23,6 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from rich.text import Text
 
 from payclient.cli.texts import language, reason, sentence, text
 from payclient.errors import ConfigurationError
@@ -90,11 +89,11 @@ _STDOUT, _STDERR = _StandardStream("stdout"), _StandardStream("stderr")
 def out() -> Console:
     """Return the console for results; in a pipe it is wide, so that each row of a table keeps to one line."""
     width = None if _STDOUT.isatty() else 240
-    return Console(file=cast(IO[str], _STDOUT), highlight=False, soft_wrap=True, width=width)
+    return Console(file=cast(IO[str], _STDOUT), highlight=False, emoji=False, soft_wrap=True, width=width)
 
 
 #: The console for progress, questions and warnings.
-err: Console = Console(file=cast(IO[str], _STDERR), highlight=False, soft_wrap=True)
+err: Console = Console(file=cast(IO[str], _STDERR), highlight=False, emoji=False, soft_wrap=True)
 
 #: The arguments of this run, for the command that continues it.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -147,30 +146,35 @@ def without_password(text: str) -> str:
     return re.sub(r"(?is)(password\s*=)[^&#]*", r"\1***", text)
 
 
+def printable(text: object) -> str:
+    """Return a text for a console as it is: markup and what is not printable are escaped, for a name may hold both."""
+    from payclient.events import escape_text  # `--help` needs no ledger
+
+    return escape("\n".join(map(escape_text, str(text).split("\n"))))
+
+
 def say(text: str, *, whole: bool = False) -> None:
     """Write a sentence to stderr, above any live progress; a `whole` one is not wrapped, so that it can be copied."""
-    err.print(escape(text), soft_wrap=whole or not err.is_terminal)
+    err.print(printable(text), soft_wrap=whole or not err.is_terminal)
 
 
 def print_result(text: str) -> None:
     """Write a sentence to stdout; on a terminal it is wrapped between words."""
     console = out()
-    console.print(escape(text), soft_wrap=not console.is_terminal)
+    console.print(printable(text), soft_wrap=not console.is_terminal)
 
 
 def plain(text: str) -> None:
     """Write a line to stdout; what is not printable is escaped."""
-    from payclient.events import escape_text  # `--help` needs no ledger
+    from payclient.events import escape_text  # likewise
 
     _STDOUT.write(f"{escape_text(text)}\n")
     _STDOUT.flush()
 
 
 def complain(text: str) -> None:
-    """Write an error in one line, in which what is not printable is escaped: a file's names may be in it."""
-    from payclient.events import escape_text  # likewise
-
-    err.print(f"[bold red]payclient:[/] {escape(escape_text(' '.join(text.split())))}")
+    """Write an error in one line."""
+    err.print(f"[bold red]payclient:[/] {printable(' '.join(text.split()))}")
 
 
 def ask(question: str, otherwise: str, *, yes: bool) -> None:
@@ -182,7 +186,7 @@ def ask(question: str, otherwise: str, *, yes: bool) -> None:
     check_can_ask(otherwise)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a loop's would not end `input`
     try:
-        answer = err.input(f"{escape(question)} {escape(text('ask.choice'))} ")
+        answer = err.input(f"{printable(question)} {printable(text('ask.choice'))} ")
     except EOFError:
         answer = ""
     finally:
@@ -212,7 +216,7 @@ def print_facts(rows: Mapping[str, object]) -> None:
     table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     for name, value in rows.items():
         if value not in (None, ""):
-            table.add_row(sentence(name), Text(str(value)))
+            table.add_row(printable(sentence(name)), printable(value))
     out().print(table)
 
 
@@ -256,8 +260,8 @@ def iso(when: float | None) -> str | None:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        words = reason(record.getMessage())
-        err.print(f"[yellow]{sentence(record.levelname.lower())}:[/] {escape(words)}")
+        words = printable(reason(record.getMessage()))
+        err.print(f"[yellow]{sentence(record.levelname.lower())}:[/] {words}")
 
 
 def show_warnings() -> None:

@@ -121,6 +121,7 @@ FORM = (
         ("simulate --port 0 --answers approve=2", "approve"),
         ("simulate --port 0 --delay 0", "delay"),
         ("simulate --port 99999", "--port"),
+        ("simulate --port 0 --host 127..0.1", "--host, --port: cannot listen"),
         ("simulate --port 0 --account shop", "--account"),
         ("simulate --port 0 --account shop=a --token b", "--token"),
         ("status", "--transaction-id"),

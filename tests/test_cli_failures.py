@@ -60,7 +60,13 @@ def test_lost_output_ends_no_run(unwilling: Service, tmp_path: Path, shell: str,
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("ledger show full-1", 2), ("ledger list --state accepted", 2), ("guide", 2), ("doctor", 4)],
+    [
+        ("ledger show full-1", 2),
+        ("ledger list --state accepted", 2),
+        ("guide", 2),
+        ("doctor", 4),
+        ("--version", 2),
+    ],
 )
 def test_results_that_a_full_disk_lost_are_complained_of(tmp_path: Path, command: str, code: int) -> None:
     """Whoever redirects a history to a file hears that it is not there; an exit code with a meaning is kept."""

@@ -32,7 +32,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     if list(arguments) == ["--version"]:
         from importlib.metadata import version  # imported slowly
 
-        print(version("payclient"))
+        try:
+            print(version("payclient"), flush=True)
+        except OSError:
+            from payclient.cli import terminal
+
+            terminal.settle()
+            return 2
         return 0
     from payclient.cli.app import run
 

@@ -135,8 +135,9 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
                         write_file("--ready-file", ready_file, ready.encode())
                         stack.callback(ready_file.unlink, missing_ok=True)
                     await stopped.wait()
-    except OSError as error:
-        raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "Invalid argument")
+        raise ConfigurationError(f"--host, --port: cannot listen: {why}") from None
     terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))
 
 

@@ -294,6 +294,9 @@ class FormLinks(Mapping[str, str]):
     def __repr__(self) -> str:
         return f"FormLinks({', '.join(self._links)})"
 
+    #: Sentry shows what a mapping holds, and not its `repr`, in the local variables of a frame that raises.
+    __sentry_repr__ = __repr__
+
 
 @attrs.frozen(kw_only=True)
 class PrepareResult:

@@ -69,6 +69,8 @@ async def test_a_link_is_shown_by_its_accessor_alone(service: FakeService) -> No
             assert "pay.example" not in shown
             with pytest.raises(TypeError, match="secret"):
                 pickle.dumps(thing)
+        # Sentry walks through a mapping otherwise.
+        assert form.result.links.__sentry_repr__() == repr(form.result.links)
         assert link == payclient.FormLink(link.url, link.prepared_at)
         assert link != payclient.FormLink("https://pay.example/another", link.prepared_at)
 

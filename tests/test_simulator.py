@@ -230,6 +230,15 @@ async def test_every_request_is_answered_in_json_and_logged(client: Client) -> N
 # Opening and closing
 
 
+@pytest.mark.parametrize(("option", "wrong"), [("settings", "payphone"), ("answers", "everyday")])
+def test_a_name_is_no_settings_and_no_customers(option: str, wrong: str) -> None:
+    """It is refused at once, and not by a failing answer to the first sale."""
+    with pytest.raises(TypeError, match=f"'{option}' must be "):
+        Simulator(**{option: wrong})  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(TypeError, match=r"^chances must be of Fault objects; str was given$"):
+        Simulator().fail_by_chance("reset", 0.5)  # type: ignore[arg-type]  # that is the test
+
+
 async def test_a_simulator_is_opened_once() -> None:
     """Its address exists while it is open, its sales stay readable, and it is not opened again."""
     service = Simulator(host="localhost")

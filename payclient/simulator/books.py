@@ -7,7 +7,7 @@ from datetime import datetime, time, timedelta, timezone
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from attrs import Factory, define, field, fields_dict
+from attrs import Factory, define, field, fields_dict, validators
 
 from .clock import JumpClock, ServiceClock, Timetable
 from .faults import Faults, renewed
@@ -36,9 +36,11 @@ class Books:
     token: str | None = None
     accounts: Mapping[str, str] | None = None
     clock: ServiceClock = field(default=None, converter=_own_clock)
-    settings: Settings = field(factory=Settings)
+    settings: Settings = field(factory=Settings, validator=validators.instance_of(Settings))
     #: The simulated customers of later sales; None: no customer answers by itself.
-    answers: Answers | None = None
+    answers: Answers | None = field(
+        default=None, validator=validators.optional(validators.instance_of(Answers))
+    )
     #: The faults to come, a copy of those given; `done` counts those that happened.
     faults: Faults = field(factory=Faults, converter=renewed)
     timetable: Timetable = field(

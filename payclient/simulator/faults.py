@@ -106,6 +106,8 @@ class Fault:
 
 def _check_chances(_: object, __: object, chances: Mapping[Fault, float]) -> None:
     for fault, chance in chances.items():
+        if not isinstance(fault, Fault):
+            raise TypeError(f"chances must be of Fault objects; {type(fault).__name__} was given")
         if not (type(chance) in (int, float) and 0 < chance <= 1):
             raise ValueError(f"the chance of {fault.kind} must be above 0 and at most 1")
     identifiers = {None, *(fault.client_transaction_id for fault in chances)}

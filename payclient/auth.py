@@ -180,18 +180,18 @@ def check_base_url(base_url: object) -> str:
 
 
 def service_from_env(
-    environ: Mapping[str, str], profile: ServiceProfile | str | os.PathLike[str] | None
+    environ: Secret[Mapping[str, str]], profile: ServiceProfile | str | os.PathLike[str] | None
 ) -> tuple[str, Secret[TokenSource], ServiceProfile]:
     """Return the service's address, the token and the profile. Raises `ConfigurationError` naming what is not set."""
-    found = find_profile(profile or environ.get("PAYCLIENT_PROFILE") or None)
-    base_url = environ.get("PAYCLIENT_BASE_URL") or found.base_url
+    found = find_profile(profile or environ.reveal().get("PAYCLIENT_PROFILE") or None)
+    base_url = environ.reveal().get("PAYCLIENT_BASE_URL") or found.base_url
     if not base_url:
         raise ConfigurationError("PAYCLIENT_BASE_URL is not set")
-    if path := environ.get("PAYCLIENT_TOKEN_FILE"):
+    if path := environ.reveal().get("PAYCLIENT_TOKEN_FILE"):
         return base_url, Secret(TokenFile(path)), found
-    if not environ.get("PAYCLIENT_TOKEN"):
+    if not environ.reveal().get("PAYCLIENT_TOKEN"):
         raise ConfigurationError("PAYCLIENT_TOKEN is not set")
-    return base_url, Secret(environ["PAYCLIENT_TOKEN"]), found
+    return base_url, Secret(environ.reveal()["PAYCLIENT_TOKEN"]), found
 
 
 def service_fingerprint(base_url: str, key: bytes) -> bytes:

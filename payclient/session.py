@@ -127,8 +127,10 @@ class PaySession:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
         """Make a session by the settings that `open_tracker_from_env` reads; it needs no `PAYCLIENT_LEDGER`."""
+        variables = Secret(environ)
+        del environ  # error trackers record the local variables of a frame that raises
         given: Any = options.pop("profile", None)
-        base_url, token, profile = service_from_env(environ, given)
+        base_url, token, profile = service_from_env(variables, given)
         return cls(base_url, token, profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
 
     @property

@@ -7,7 +7,7 @@ their tracebacks, the report of `payclient charge`, its output, and the ledger's
 Not promised: the service's own messages are kept as they came, bounded, since a person is to read them (§7.1): a
 service that repeats a phone number in a message has it in the error, the ledger and the report, though never in a log.
 Nor the local variables of a frame that is handed secrets as bare texts and fails before it has an object to hide them
-(a request that refuses itself, `PaySession.from_env` and `open_tracker` given a bad setting, `parse_notification`),
+(a request that refuses itself, `open_tracker` given a bad setting, `parse_notification`),
 those of a raising callable that is the caller's own, of what ends a program (`KeyboardInterrupt`, `SystemExit`), and
 of asyncio's own frames in what its debug mode logs.
 """

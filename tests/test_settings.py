@@ -233,6 +233,17 @@ def test_a_variable_that_lacks_is_named(name: str, value: str | None) -> None:
     with pytest.raises(payclient.ConfigurationError, match=f"^{name} is not set") as caught:
         payclient.open_tracker_from_env(environ)
     assert TOKEN not in str(caught.value)
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)][1:]  # but the test's own
+    assert TOKEN not in repr(frames)
+
+
+def test_the_variables_are_not_shown_by_the_frames_of_a_session() -> None:
+    """An error tracker would send every secret of the process with a setting that is misspelt."""
+    environ = {**ENVIRON, "PAYCLIENT_PROFILE": "payfone"}
+    with pytest.raises(payclient.ConfigurationError, match="the profile payfone cannot be read") as caught:
+        payclient.PaySession.from_env(environ)
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)][1:]
+    assert TOKEN not in repr(frames)
 
 
 @pytest.mark.parametrize("content", [None, "", "Bearer x y"])

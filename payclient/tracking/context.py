@@ -117,10 +117,12 @@ def open_tracker_from_env(
 
     Raises `ConfigurationError` that names the variable that is not set.
     """
-    ledger = Secret.of(ledger or environ.get("PAYCLIENT_LEDGER") or "")
+    variables = Secret(environ)
+    del environ  # as above: they are all that the process was given
+    ledger = Secret.of(ledger or variables.reveal().get("PAYCLIENT_LEDGER") or "")
     if not ledger.reveal():
         raise ConfigurationError(
             "PAYCLIENT_LEDGER is not set; set it to sqlite:PATH or postgresql://USER@HOST/DATABASE"
         )
-    base_url, token, found = service_from_env(environ, profile)
+    base_url, token, found = service_from_env(variables, profile)
     return open_tracker(base_url, token, ledger=ledger, profile=found, **options)

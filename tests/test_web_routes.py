@@ -342,3 +342,11 @@ async def test_a_prefix_may_vary(framework: Any) -> None:
         await tracker.sale(sale())
         async with asking_of(framework, tracker, framework.order_routes("/{key}/orders")) as asking:
             assert (await asking("GET", "/7/orders/order-17/status")).status == 200
+
+
+def test_what_is_no_function_is_refused_where_the_routes_are_made() -> None:
+    """And not at the first notification, whose failure would be logged only, or the first customer's request."""
+    with pytest.raises(payclient.ConfigurationError, match=r"^on_receipt must be a function; int was given$"):
+        STARLETTE.notification_route("/notify", on_receipt=5)  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(payclient.ConfigurationError, match=r"^may_see must be a function; bool was given$"):
+        STARLETTE.order_routes(may_see=True)  # type: ignore[arg-type]  # that is the test

@@ -19,6 +19,7 @@ from payclient.notifications import MAX_SIZE, Receipt, check_secret, is_notifica
 from payclient.secret import Secret
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.validation import check_setting
 from payclient.web.pages import ASSETS, Language, Page, make_answer, make_json, redirect_page, sale_status
 
 __all__ = ["MaySee", "OnReceipt", "Routes"]
@@ -61,6 +62,7 @@ class Routes(Generic[_Request, _Response, _Route]):
 
         With a `secret`, `path` is the path of the `base` that is given to `notification_url(base, ..., secret)`.
         """
+        check_setting("on_receipt", on_receipt, Callable, "a function")
         # Error trackers show the variables of an inner function, too.
         own = None if secret is None else Secret(check_secret(secret))
 
@@ -76,6 +78,8 @@ class Routes(Generic[_Request, _Response, _Route]):
         `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async.
         Without `may_see`, anybody who knows an id sees its state.
         """
+
+        check_setting("may_see", may_see, Callable, "a function")
 
         async def status(request: _Request, identifier: str) -> Page:
             allowed = may_see is None or may_see(request, identifier)

@@ -125,9 +125,9 @@ class PaySession:
         self._closed = False
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **options: object) -> Self:
         """Make a session by the settings that `open_tracker_from_env` reads; it needs no `PAYCLIENT_LEDGER`."""
-        variables = Secret(environ)
+        variables = Secret(os.environ if environ is None else environ)
         del environ  # error trackers record the local variables of a frame that raises
         given: Any = options.pop("profile", None)
         base_url, token, profile = service_from_env(variables, given)

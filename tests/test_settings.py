@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import pydoc
 import socket
 import traceback
 from collections.abc import Callable
@@ -266,6 +268,12 @@ def test_a_token_in_the_place_of_its_file_is_not_shown(token: str) -> None:
     ) as caught:
         payclient.open_tracker_from_env(ENVIRON | {"PAYCLIENT_TOKEN_FILE": token})
     assert token[:4] not in str(caught.value)
+
+
+@pytest.mark.parametrize("thing", [payclient.PaySession, payclient.open_tracker_from_env])
+def test_help_shows_no_variables(thing: object) -> None:
+    """A default in a signature is shown by `help`, a notebook and every generator of documentation."""
+    assert os.environ["PATH"] not in pydoc.plain(pydoc.render_doc(thing))
 
 
 async def test_options_go_before_the_variables() -> None:

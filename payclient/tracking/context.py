@@ -103,7 +103,7 @@ class TrackerOptions(TypedDict, total=False):
 
 
 def open_tracker_from_env(
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     *,
     ledger: str | Secret[str] | None = None,
     profile: ServiceProfile | str | os.PathLike[str] | None = None,
@@ -111,13 +111,14 @@ def open_tracker_from_env(
 ) -> AbstractAsyncContextManager[Tracker]:
     """Do what `open_tracker` does, by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN`, `PAYCLIENT_PROFILE`, `PAYCLIENT_LEDGER`.
 
-    `PAYCLIENT_TOKEN_FILE` names a file that holds the token, and is read again after a 401. A profile that names its
-    service's address needs no `PAYCLIENT_BASE_URL`; without a profile it is `DOCUMENT`. An empty variable is not set.
-    `ledger` and `profile` go before their variables. There is no default ledger: `memory:` must be written.
+    `environ` None is the process's own. `PAYCLIENT_TOKEN_FILE` names a file that holds the token, and is read again
+    after a 401. A profile that names its service's address needs no `PAYCLIENT_BASE_URL`; without a profile it is
+    `DOCUMENT`. An empty variable is not set. `ledger` and `profile` go before their variables. There is no default
+    ledger: `memory:` must be written.
 
     Raises `ConfigurationError` that names the variable that is not set.
     """
-    variables = Secret(environ)
+    variables = Secret(os.environ if environ is None else environ)
     del environ  # as above: they are all that the process was given
     ledger = Secret.of(ledger or variables.reveal().get("PAYCLIENT_LEDGER") or "")
     if not ledger.reveal():

@@ -141,9 +141,10 @@ def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
     ],
 )  # fmt: skip
 def test_a_way_back_is_a_path_or_an_http_address(again: str) -> None:
-    """Nothing else becomes a link of the page."""
-    with pytest.raises(payclient.ConfigurationError, match="again"):
-        redirect_page(link(), now=1600.0, again=again)
+    """Nothing else becomes a link of the page; it is refused while the form lives, too."""
+    for now in (1001.0, 1600.0):
+        with pytest.raises(payclient.ConfigurationError, match="again"):
+            redirect_page(link(), now=now, again=again)
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=60))

@@ -176,14 +176,16 @@ def redirect_page(
     """
     check_type("link", link, FormLink)
     texts = texts_of(language)
-    if assets is not None:
-        check_address(assets, "assets")  # here, where no local variable holds the link
+    # Here, where no local variable holds the link, and for a link that lives, too.
+    for name, address in (("assets", assets), ("again", again)):
+        if address is not None:
+            check_address(address, name)
     if not is_safe_link(link.url, hosts):
         raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):
         gone = f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n'
         if again is not None:
-            gone += f'<a class="go" href="{escape(check_address(again, "again"))}">{texts["again"]}</a>'
+            gone += f'<a class="go" href="{escape(again)}">{texts["again"]}</a>'
         return make_page(language=language, title=texts["gone"], status=410, assets=assets, content=gone)
     url = escape(link.url)
     return make_page(

@@ -353,6 +353,8 @@ def test_curl_drives_a_sale_to_each_outcome(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--scenario", "none"], ", ".join(SCENARIOS)), (["--set", "stors=S1"], "not a setting: stors"),
+        (["--set", "phone_pattern=("], "phone_pattern: missing )"),
+        (["--set", "utc_offset=24"], "utc_offset: 'utc_offset' must be < 24"),
         (["--set", "stores"], "--set: must be NAME=VALUE"), (["--set", "cors=perhaps"], "cors"),
         (["--set", "application=APP"], "application"), (["--time-of-day", "25:00"], "the time of day must be HH:MM"),
         (["--host", "0.0.0.0", "--port", "0", "--ready-file", "/nowhere/ready"], "whoever reaches"),

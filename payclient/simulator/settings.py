@@ -90,7 +90,7 @@ class Settings:
     #: The least total in cents; a smaller one is answered with code 107.
     least_amount: int | None = None
     #: The phones of a Sale as a regular expression; another one is answered with code 120. None: any text is one.
-    phone_pattern: str | None = None
+    phone_pattern: str | None = field(default=None, validator=lambda _, __, text: text and re.compile(text))
     #: The known stores; another one is answered with code 100. None: all are known.
     stores: frozenset[str] | None = None
     #: The errorCode with which a phone, nick name, store or client transaction id is answered, nothing created.
@@ -110,7 +110,7 @@ class Settings:
     #: with `transactionSummaryUrl`.
     paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths, validator=_paths)
     #: Hours from UTC of the dates in a status, and of the day of a reversal.
-    utc_offset: float = 0.0
+    utc_offset: float = field(default=0.0, validator=(validators.gt(-24), validators.lt(24)))
     #: The hour of that zone until which a payment of the same day can be reversed.
     reversal_hour: int = field(default=24, validator=validators.in_(range(25)))
 

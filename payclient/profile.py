@@ -118,7 +118,10 @@ FIELDS = _must(
         and all(_is_name(n) and not is_personal(n) for n in names)
     ),
 )
-HOSTS = _must("be a list of host names", _set_of(_is_text))
+HOSTS = _must(
+    "be a list of host names, without https:// and port",
+    _set_of(_matches(r"[\w.-]+|(?=.*:.*:)[0-9A-Fa-f:.]+")),
+)
 LENGTHS = _must(
     "map fields of requests to positive integers",
     _map_of(_request_fields.__contains__, lambda size: type(size) is int and size > 0),

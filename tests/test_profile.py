@@ -125,7 +125,7 @@ WRONG: dict[str, list[Any]] = {
     "ranges": [5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2},
                {"total": [1, 2]}],
     "phone_shapes": [5, {"593": "0"}, {"593": 9}, {"a": "####"}],
-    "link_hosts": ["pay.example", 5, [5], [""], {"a": 1}],
+    "link_hosts": ["pay.example", 5, [5], [""], {"a": 1}, ["https://pay.example"], ["pay.example:443"], ["p.example/"]],
     **{name: [5, "x", [1], True] for name in TABLES},
     "status.state_field": [*NO_TEXTS, None],
     "status.states": [{}, 5, "abc", ["Approved"], {"Approved": "Accepted"}, {"Approved": ["Aceptado"]}, {5: "x"}],

@@ -510,6 +510,22 @@ async def test_a_form_that_its_customer_closed_is_handed_out_again(service: Fake
         assert second.client_transaction_id == first.client_transaction_id
 
 
+async def test_a_closed_form_that_is_paid_is_confirmed_by_one_request_at_a_time(service: FakeService) -> None:
+    """Its payment comes back twice within a second, and the service does not answer; health says so meanwhile."""
+    async with prepared(service) as tracker:
+        await tracker.returned(back(0))
+        await service.clock.advance(10)
+        service.confirm_scripts = [reset]
+        query = service.pay("form-1")
+        await tracker.returned(query)
+        assert (await tracker.health()).unconfirmed == 1
+        again = asyncio.create_task(tracker.returned(query))
+        await service.clock.advance(0.5)
+        assert service.confirms[5001] == 1
+        await service.clock.advance(10)
+        assert (await again).paid is True
+
+
 async def test_a_form_that_could_not_be_used_is_said(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:

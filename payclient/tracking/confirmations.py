@@ -87,13 +87,13 @@ class Confirmer:
         try:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
             form.record = await self._asks.ledger.apply(form.record, event)
+            self._asks.note_written(form.record)  # while it is being written, a closed form is not forgotten
         except LedgerError:
             # Confirm even if the ledger is down: otherwise the service reverses the payment.
             self._confirm(form, transaction_id)
             raise
         finally:
             form.writing.discard(transaction_id)
-        self._asks.note_written(form.record)
         return self._confirm(form, transaction_id, begins=self._asks.is_open)
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:

@@ -259,6 +259,23 @@ async def test_a_declined_form_holds_its_id_beside_a_refused_sale_of_it(service:
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_form_is_found_by_a_source_of_ones_own(service: FakeService) -> None:
+    """The profile names no status query: a form was paid, nobody asked the source, and its purchase paid once more."""
+
+    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
+        return payclient.StatusReport(
+            state="Aceptado", transaction_id=5001, client_transaction_id=ids.client_transaction_id,
+            amount=1150, currency="USD", raw={},
+        )  # fmt: skip
+
+    async with tracking(service, profile=payclient.DOCUMENT, status=source) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        await service.clock.advance(2000)
+        assert (await tracker.purchase("cart")).paid
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart"))
+    assert not service.posted
+
+
 async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:

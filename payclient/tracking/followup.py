@@ -250,11 +250,11 @@ class Policy:
         #: Whether a query can go by a transaction id.
         by_its_id = status is not None and status.by_transaction_id is not None
         self.by_transaction_id: bool = own_source or by_its_id
-        #: Whether a query of the service can go by our own id, which is the only way to find a form.
+        #: Whether a query of the service can go by our own id.
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
-        #: Whether a query can always be made: a user's own source chooses the id.
+        #: Whether a query can always be made, also of a form: a user's own source chooses the id.
         self.by_our_id: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
@@ -279,7 +279,7 @@ class Policy:
         is_found_by_id = record.transaction_id is not None and self.by_transaction_id
         is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
-        return record.kind == "sale" or self.by_client_id or is_reversal_found or not self.can_query
+        return record.kind == "sale" or self.by_our_id or is_reversal_found or not self.can_query
 
     def can_find(self, record: Record) -> bool:
         """Return whether a query can go by an id that is known of the attempt: ours, or a transaction's.

@@ -253,7 +253,7 @@ class Tracker:
 
         Raises what `PaySession.prepare` raises, `LedgerError`, and `DifferentRequestError` for an id used before. A
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
-        names a status query by client transaction id.
+        names a status query by client transaction id, or `status` is given.
 
         `purchase` is what it is a form for, as of `sale`, with the same `AlreadyPaidError` and `PurchaseOpenError`: a
         form counts as open until its links are dead, or the service calls it cancelled.

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -183,6 +184,13 @@ def test_a_report_that_is_deleted_meanwhile_is_a_report_again(tmp_path: Path, na
     report.path.unlink()
     report.write(LINES[1])
     assert [*Report(report.path).earlier] == ["row-2"]
+
+
+def test_a_file_that_a_kill_left_behind_stops_no_later_run(tmp_path: Path) -> None:
+    """In a container each run is process 1, and finds the unfinished file of the one before under its own number."""
+    (tmp_path / f".r.csv.{os.getpid()}").write_text("cut")
+    Report(tmp_path / "r.csv").begin(LINES)
+    assert list(read_report(tmp_path / "r.csv")) == ["row-1", "row-2"]
 
 
 def test_a_column_of_a_charge_can_be_kept(willing: Service, charge: Charge) -> None:

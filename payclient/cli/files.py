@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,9 +18,11 @@ private: partial[int] = partial(os.open, mode=0o600)
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for its owner only. At the end it replaces the one at `path`; after an error it is removed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    # A process of the same number, which each container has, may have been killed here: its file is still there.
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    beside = Path(name)
     try:
-        with open(beside, "xb", opener=private) as file:
+        with open(number, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -702,6 +702,23 @@ async def test_leaving_does_not_wait_for_a_reader(service: FakeService) -> None:
         assert sum(service.posted.values()) == 1003
 
 
+async def test_nobody_waits_for_results_outside_the_block(service: FakeService) -> None:
+    """Without `async with`, by another task as it is left, and after what was left unread; its end stays an end."""
+    async with tracking(service) as tracker:
+        await error_of(payclient.UsageError, all_of(payclient.charge_all(tracker, rows(1))), "inside")
+        async with payclient.charge_all(tracker, rows(1)) as results:
+            reading = asyncio.create_task(all_of(results))
+            await turns()
+        await error_of(payclient.UsageError, reading, "inside")
+        async with payclient.charge_all(tracker, rows(3), wait=0, rate=0.001) as results:
+            await turns()
+        assert [(await in_time(anext(results))).request_key for _ in range(2)] == ["row-0", "row-1"]
+        await error_of(payclient.UsageError, all_of(results), "inside")
+        async with payclient.charge_all(tracker, rows(1), wait=0) as results:
+            assert len(await all_of(results)) == 1
+        assert await all_of(results) == []
+
+
 async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeService) -> None:
     """Memory is bounded by the window however fast the service is and however slow the reader."""
     async with (

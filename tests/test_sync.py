@@ -408,6 +408,13 @@ def test_the_iterating_thread_reads_the_requests(service: SimulatorThread) -> No
         assert sum(service.created_per_client_id.values()) == sent + 1
 
 
+@pytest.mark.parametrize("kind", [list, iter])
+def test_results_are_read_inside_the_block(service: SimulatorThread, kind: Callable[[Any], Any]) -> None:
+    """Without `with` the caller would wait for ever, as nothing is sent."""
+    with opening(service.url) as tracker, pytest.raises(payclient.UsageError, match="inside its `with`"):
+        next(sync.charge_all(tracker, kind(rows(2))))
+
+
 def test_an_interrupt_loses_no_request(service: SimulatorThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between the reading of a row and its hand-over: whoever goes on gets the result of each."""
     calls = itertools.count()

@@ -114,6 +114,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
         self._exited = True
         self.stop("the batch was left")
+        self._end_readers()
         if self._alarm is not None:
             self._alarm.cancel()
         for task in self._tasks - self._sends:
@@ -127,6 +128,8 @@ class Charges(AsyncIterator[ChargeResult]):
         return self
 
     async def __anext__(self) -> ChargeResult:
+        if self._exited or not (self._fed or self._tasks):  # it was left, or never entered
+            self._end_readers()
         result = await self._results.get()
         if result is not None:
             self._start_ready()
@@ -135,6 +138,13 @@ class Charges(AsyncIterator[ChargeResult]):
         if self._failure is not None:
             raise self._failure
         raise StopAsyncIteration
+
+    def _end_readers(self) -> None:
+        """Let nobody wait for a result that will not come."""
+        if self._results.empty():
+            words = "the results of a batch are read inside its `with` block; run it again to go on"
+            self._failure = self._failure or UsageError(words)
+            self._results.put_nowait(None)
 
     def stop(self, why: str) -> None:
         """Send nothing more. Pending sales are followed to their end; the other rows end as not sent yet."""

@@ -349,6 +349,21 @@ async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int)
 
 
 @pytest.mark.parametrize(
+    ("script", "state"), [(FakeService.take, State.EXPIRED), (lost_request, State.UNKNOWN)]
+)
+async def test_a_limited_wait_holds_beyond_the_expiry(
+    service: FakeService, script: Script, state: State
+) -> None:
+    """In the run that sent it, and in the next one: its last queries come up to eleven minutes after its permit."""
+    ledger, service.scripts = MemoryLedger(), [script]
+    for wait in (365, 2):
+        began = service.clock.monotonic()
+        results = await charged(service, rows(1), ledger, wait=wait, each_second=silent)
+        assert states_of(results.values()) == [state]
+        assert wait <= service.clock.monotonic() - began <= wait + 2
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"max_in_flight": 0}, {"max_pending": 0}, {"max_in_flight": math.nan}, {"max_pending": math.nan},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, rows_of
@@ -300,6 +300,7 @@ class Charges(AsyncIterator[ChargeResult]):
         has_result = True
         if isinstance(sent, PendingSale):
             self.pending += 1
+            began = self._clock.monotonic()
             self._start_ready()
             try:
                 has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent)
@@ -308,7 +309,9 @@ class Charges(AsyncIterator[ChargeResult]):
             if not has_result:
                 # Expired by our clock: the customer is free, and the last queries are still to come.
                 self._free(lane)
-                await _wait_for(sent)
+                waited = self._clock.monotonic() - began
+                with suppress(StillPendingError):
+                    await _wait_for(sent, None if self._wait is None else max(self._wait - waited, 0.0))
             sent = ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome)
         await self._emit(sent)
         if has_result:

@@ -39,6 +39,7 @@ from payclient.batch.charges import KNOWN_FOR
 from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.cli.report import line_of
+from payclient.clock import sleep
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -1061,3 +1062,24 @@ async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(
         results.stop("that is all")
         while not reading.done():
             await service.clock.advance(10)
+
+
+async def test_a_batch_that_stops_ends_soon_where_its_ledger_is_away(service: FakeService) -> None:
+    """A server that is away takes ten seconds to say so: once for all rows, and not for each fifty of them."""
+
+    async def lost(_: object) -> None:
+        await sleep(service.clock, 10)
+        raise payclient.LedgerUnavailableError("gone")
+
+    async with (
+        tracking(service, ledger := SharedLedger()) as tracker,
+        payclient.charge_all(tracker, rows(1000), rate=0.001) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(KNOWN_FOR + 1)
+        accept_all(service)
+        with patch.object(ledger, "get_many", lost):
+            results.stop("that is all")
+            await service.clock.advance(30)
+            assert reading.done()
+        assert sum(isinstance(each.error, payclient.NotSentError) for each in await reading) == 999

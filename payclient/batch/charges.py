@@ -32,7 +32,7 @@ SENDING_DELAY = 1.0
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
 
-#: Seconds for which a row as it was read from the ledger counts as current.
+#: Seconds for which a row as it was read from the ledger, or that it could not be read, counts as current.
 KNOWN_FOR = 5.0
 
 
@@ -92,6 +92,8 @@ class Charges(AsyncIterator[ChargeResult]):
         self._lanes: dict[bytes, Lane] = {}
         self._turns = Turns()
         self._in_flight = 0  # rows that are being sent, or read again
+        #: Why the ledger could not be read for a row, and when.
+        self._unread: tuple[LedgerError | None, float] = (None, float("-inf"))
         self._alarm: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0
@@ -270,10 +272,16 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _read_again(self, row: LaneRow) -> LedgerError | None:
         """Read what became of a row since it was read; return why the ledger cannot be read, None where it was."""
         identifier = row.request.client_transaction_id
+        fault, at = self._unread
+        if self.stopped is not None and self._clock.monotonic() - at <= KNOWN_FOR:
+            return (
+                fault  # a server that is away takes seconds to fail, for each of thousands that are not sent
+            )
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
             self._attempts.ledger_failed(error)
+            self._unread = error, self._clock.monotonic()
             return error
         except UsageError:
             pass  # the tracker was closed: the send raises this again

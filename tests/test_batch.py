@@ -768,6 +768,19 @@ async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: Fake
     assert isinstance(result.error, payclient.CustomerBusyError)
 
 
+async def test_a_batch_that_stops_waits_for_no_busy_customer(service: FakeService) -> None:
+    """Twice refused by 2061, and to be tried again in 20 s: nobody is asked right now, so that the batch is over."""
+    service.scripts = [refuses(22, 2061)] * 2
+    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as results:
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(12)
+        assert not service.scripts
+        results.stop("interrupted")
+        await turns()
+        assert reading.done()
+        assert [type(each.error) for each in await reading] == [payclient.NotSentError]
+
+
 async def test_a_refused_row_makes_room_for_the_next_prompt(service: FakeService) -> None:
     """With one prompt at a time, three refusals and three tries of a busy customer take none away."""
     service.scripts = [refuses(22)] * 3 + [refuses(22, 2061)] * 3

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, rows_of
 from payclient.batch.retries import SEND_BACKOFF, RetryPolicy, sends_per_second
-from payclient.clock import Timer, sleep, start
+from payclient.clock import Timer, sleep, start, within
 from payclient.errors import LedgerError, NotSentError, StillPendingError, UsageError
 from payclient.lifecycle import State
 from payclient.logs import Log
@@ -105,6 +105,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._exited = False
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
+        self._stopping = asyncio.Event()
         #: Sales of this batch that wait for a customer.
         self.pending: int = 0
 
@@ -152,6 +153,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send nothing more. Pending sales are followed to their end; the other rows end as not sent yet."""
         if self.stopped is None:
             self.stopped = why
+            self._stopping.set()
             if not self._exited:
                 log("warning", "batch_stopped", "", "the batch sends nothing more: %s", why)
                 self._start_ready()
@@ -226,9 +228,13 @@ class Charges(AsyncIterator[ChargeResult]):
         self._start_ready()
 
     async def _queue_later(self, lane: Lane, seconds: float) -> None:
-        """Queue a lane again in so many seconds; meanwhile others may start."""
+        """Queue a lane again in so many seconds, or as the batch stops; meanwhile others may start."""
         self._start_ready()
-        await sleep(self._clock, seconds)
+        if self.stopped is None:
+            with suppress(TimeoutError):
+                await within(self._clock, seconds, self._stopping.wait())
+        else:
+            await sleep(self._clock, seconds)
         self._queue_lane(lane)
 
     def _start_ready(self) -> None:

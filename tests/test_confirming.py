@@ -262,15 +262,22 @@ async def test_a_return_to_a_process_that_dies_is_confirmed_by_the_holder_of_the
         assert await state_of(service) is State.ACCEPTED
 
 
+@pytest.mark.parametrize("hears", [True, False], ids=["hears", "deaf"])
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
 @pytest.mark.parametrize("seconds", [0, 30])
 async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile, seconds: int
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    profile: payclient.ServiceProfile,
+    seconds: int,
+    hears: bool,
 ) -> None:
     """Within a minute, not the year for which a form is put off that nobody can query; `seconds` after it was made."""
     monkeypatch.setattr(leases, "RENEW", 0.01)
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
     ledger = SharedLedger()
+    if not hears:
+        monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)
 
     async def pass_by(seconds: int) -> None:
         for _ in range(seconds):  # of both times

@@ -264,6 +264,21 @@ async def test_what_another_follows_is_forgotten_where_nobody_waits(monkeypatch:
 
 
 @in_virtual_time
+async def test_what_another_decided_is_found_though_nothing_was_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page of this process showed it open; what is asked for anew is what the ledger says."""
+    ledger = SharedLedger()
+    deaf = SharedLedger(ledger)
+    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+        pending = await one.sale(sale())
+        assert (await pending_of(other)).state is State.PENDING
+        await pending.wait()
+        assert (await pending_of(other)).state is pending.state
+
+
+@in_virtual_time
 async def test_a_wait_that_begins_as_its_ask_is_forgotten_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is read for it, and takes a while: nobody waits for the ask yet."""
     ledger = SharedLedger()

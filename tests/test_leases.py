@@ -35,7 +35,7 @@ from fake_service import (
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
-from payclient.events import Created, Event
+from payclient.events import Created, Event, Evidence
 from payclient.ledger import batch
 from payclient.ledger.postgres import PostgresDatabase, PostgresLedger
 from payclient.lifecycle import Record, State
@@ -276,6 +276,22 @@ async def test_what_another_decided_is_found_though_nothing_was_heard_of_it(
         assert (await pending_of(other)).state is State.PENDING
         await pending.wait()
         assert (await pending_of(other)).state is pending.state
+
+
+@in_virtual_time
+async def test_the_last_query_of_another_process_ends_the_wait_here() -> None:
+    """As soon as that is on record: nothing is left to hope for, and it need not query itself."""
+    ledger = SharedLedger()
+    service = Service(undecided=True)
+    async with (
+        crowding(service, ledger=ledger) as one,
+        crowding(service, ledger=SharedLedger(ledger)) as other,
+    ):
+        pending = await one.sale(sale())
+        waiting = asyncio.ensure_future((await pending_of(other)).wait())
+        assert (await pending.wait()).evidence is Evidence.LAST_QUERY
+        async with asyncio.timeout(1.0):
+            assert (await waiting).evidence is Evidence.LAST_QUERY
 
 
 @in_virtual_time

@@ -1057,6 +1057,21 @@ async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service:
     assert service.posted == {request.client_transaction_id: 1 for request in rows(5)}
 
 
+async def test_a_row_that_another_process_has_sent_is_not_called_unsent(service: FakeService) -> None:
+    """It was sent after this process had read the row, which is stopped before its turn."""
+    async with (
+        tracking(service, one := SharedLedger()) as other,
+        tracking(service, SharedLedger(one)) as tracker,
+        payclient.charge_all(tracker, rows(3), rate=0.01, wait=0) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(1)
+        await other.sale(rows(3)[1])
+        results.stop("that is all")
+        said = {each.request_key: each.outcome is not None for each in await reading}
+    assert said == {"row-0": True, "row-1": True, "row-2": False}
+
+
 async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:

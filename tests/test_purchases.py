@@ -27,6 +27,7 @@ from fake_service import (
     outcome_of,
     paid,
     pending_of,
+    record_in,
     refusal,
     refuses,
     reset,
@@ -549,6 +550,21 @@ async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeServic
     async with tracking(service, Forgetful()) as tracker:
         prepared = await tracker.live_form("cart", form)
         assert await tracker.live_form("cart", form) is prepared
+
+
+async def test_links_are_kept_before_their_form_counts_as_prepared(service: FakeService) -> None:
+    """However slow the ledger is: whoever finds it PENDING, in whatever process, finds its links."""
+    found: list[State] = []
+
+    class Slow(MemoryLedger):
+        async def keep_links(self, record: Record, links: str, until: float) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            found.append((await record_in(self, record.client_transaction_id)).state)
+
+    async with tracking(service, Slow()) as tracker:
+        await tracker.live_form("cart", form)
+    assert found == [State.SENDING]
 
 
 @pytest.mark.parametrize(

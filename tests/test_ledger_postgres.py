@@ -21,7 +21,7 @@ from asyncpg.transaction import Transaction
 from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
-from payclient.events import FoundAccepted, Notified, NotSent
+from payclient.events import FoundAccepted, Notified, NotSent, Returned
 from payclient.ledger import Shared, archive_ledger, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
@@ -645,6 +645,22 @@ async def test_waking(url: str, ledger: PostgresLedger) -> None:
         await brought(other, State.ACCEPTED, "d")
         assert await later.next() == "d"
     assert heard.words.empty()
+
+
+async def test_a_look_tells_once_of_a_hint(url: str) -> None:
+    """Of a return, too; it may be forged, and whoever hears of it makes a request."""
+    async with opened(url, poll=0.05) as ledger:
+        for key, event in (
+            ("a", Notified(at=NOW, transaction_id=7)),
+            ("b", Returned(at=NOW, transaction_id=8)),
+        ):
+            await brought(ledger, State.PENDING, key)
+            await ledger.apply(fresh(key), event)
+        ledger.watch(heard := Heard())
+        said: list[str | None] = []
+        while said.count(None) < 5:
+            said.append(await heard.next())
+        assert sorted(each for each in said if each) == ["a", "b"]
 
 
 async def test_a_listener_that_is_killed(url: str) -> None:

@@ -39,7 +39,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
-from payclient.events import DecidedRefused, Evidence, FoundAccepted, Prepared, Returned
+from payclient.events import DecidedRefused, Evidence, FoundAccepted, Notified, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
@@ -238,6 +238,23 @@ async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
         assert service.confirms == {999: MOST_REFUSALS}
         gone = await passing(service, tracker.returned({"clientTransactionId": "form-1", "id": "0"}))
         assert gone.state is State.CANCELLED
+        for _ in range(60):
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+    assert service.confirms == {999: MOST_REFUSALS}
+
+
+async def test_what_had_its_answer_is_confirmed_no_more_where_another_process_is_told_of_it(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder of the form hears of each event: a forged id that comes again and again uses up no rate."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    ledger = SharedLedger()
+    async with prepared(service, PROFILE, ledger) as tracker:
+        await passing(service, tracker.returned(back(999)))
+        await service.clock.advance(60)
+        told = Notified(at=service.clock.time(), transaction_id=999)
+        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), told)
         for _ in range(60):
             await service.clock.advance(1.0)
             await asyncio.sleep(0.002)

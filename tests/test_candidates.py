@@ -328,6 +328,25 @@ async def test_an_early_candidate_survives_a_crash_in_the_send(service: Lagging,
         assert (await outcome_of(service, pending, ledger=ledger)).transaction_id == 1000
 
 
+async def test_an_early_hint_brings_no_query_before_the_answer(service: Lagging) -> None:
+    """However often it comes: what is being sent is nothing to the service yet."""
+    receipts: list[payclient.Receipt] = []
+    asked: list[str] = []
+
+    async def notified() -> None:
+        for _ in range(2):
+            receipts.append(await tracker.notify(hint(1000)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        asked.extend(service.queries)
+
+    service.scripts = [posted(1, when(notified))]
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+    assert receipts == [Receipt.EARLY, Receipt.DUPLICATE]
+    assert asked == []
+
+
 async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: Lagging) -> None:
     """The end of a send is written, and its commit fails: what was named meanwhile is asked for all the same."""
 

@@ -914,6 +914,36 @@ async def test_what_an_earlier_attempt_created_decides_none_that_another_process
         assert (waiting.result().paid, waiting.result().transaction_id) == (True, 1001)
 
 
+async def test_a_query_that_began_while_another_process_sent_decides_nothing(service: FakeService) -> None:
+    """Its answer is about the earlier attempt, and comes once the second one is unknown, which may be executed late."""
+    lagging(service, 5.0)
+    sends, queries, ledger = Gate(), Gate(), MemoryLedger()
+
+    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        await sends()
+        raise ConnectionResetError
+
+    service.scripts = [posted(1, BUSY), late]
+    async with (
+        tracking(service, ledger) as tracker,
+        tracking(service, ledger, transport=queries.before(service, "/client/order-17")) as another,
+    ):
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Cancelado")
+        await service.clock.advance(400)
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(tracker.sale(sale()))
+            await sends.there.wait()
+            checking = tasks.create_task((await another.sale(sale())).check())
+            await queries.there.wait()
+            sends.go.set()
+            assert (await sending).state is State.UNKNOWN
+            queries.go.set()
+            assert (await checking).paid is None
+        assert (await record_in(ledger)).state is State.UNKNOWN
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

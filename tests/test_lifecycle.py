@@ -193,6 +193,15 @@ def test_the_end_of_a_reversal_is_about_its_own_transaction() -> None:
     assert advance(paid, Reversed(at=2.0, reversed_id=2)).state is REVERSED
 
 
+@pytest.mark.parametrize("state", [ACCEPTED, REVERSING])
+def test_a_report_from_before_a_payment_gives_it_back_in_no_state(state: State) -> None:
+    """It was asked for when the ask was open, and came late; one that was asked for since does."""
+    paid = at_state(state)
+    with pytest.raises(TransitionError, match="older than the payment"):
+        advance(paid, FoundCancelled(at=2.0, before_accepted=True))
+    assert advance(paid, FoundCancelled(at=2.0, before_accepted=False)).state is REVERSED
+
+
 def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
     """No clock, notification, browser or conflict leads to ACCEPTED or CANCELLED."""
 

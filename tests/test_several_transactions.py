@@ -917,6 +917,19 @@ async def test_what_an_earlier_attempt_created_decides_none_that_another_process
         assert (waiting.result().paid, waiting.result().transaction_id) == (True, 1001)
 
 
+async def test_what_was_not_sent_makes_no_other_sale_suspect(service: FakeService) -> None:
+    """An earlier attempt waits for its customer: that is a query's word, and no answer of 2061."""
+    lagging(service, 5.0)
+    service.scripts = [lost_request, posted(1, BUSY)]
+    async with tracking(service) as tracker:
+        await tracker.sale(sale("order-16"))
+        for _ in range(2):
+            await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+            await service.clock.advance(10)
+    assert (await events_of(service.ledger, "order-16")).count("Suspected") == 1
+    assert service.posted == {"order-17": 1}
+
+
 async def test_a_query_that_began_while_another_process_sent_decides_nothing(service: FakeService) -> None:
     """Its answer is about the earlier attempt, and comes once the second one is unknown, which may be executed late."""
     lagging(service, 5.0)

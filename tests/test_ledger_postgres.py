@@ -212,10 +212,13 @@ async def test_a_setting_that_is_changed_while_it_is_open(
 ) -> None:
     """What a power failure could lose is not written, until the setting is safe again."""
     record = await brought(ledger, State.PENDING)
+    unsent = await brought(ledger, State.SENDING, "order-3")
     async with configured(postgres, "synchronous_commit", "off"):
         await error_of(LedgerUnavailableError, ledger.permit(fresh("order-2")))
         await error_of(LedgerUnavailableError, ledger.apply(record, FoundAccepted(at=NOW)))
-        assert await ledger.get_many(["order-1", "order-2"]) == {"order-1": record}
+        await error_of(LedgerUnavailableError, ledger.apply(unsent, NotSent(at=NOW)))  # else it is not tried again
+        known = {"order-1": record, "order-3": unsent}
+        assert await ledger.get_many(["order-1", "order-2", "order-3"]) == known
     assert await ledger.permit(fresh("order-2"))
 
 

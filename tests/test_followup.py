@@ -109,6 +109,15 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         now = when
 
 
+def test_what_a_person_must_find_out_is_looked_at_no_more() -> None:
+    """Its customer acted, and nothing can be queried: no look at it would write or end anything."""
+    rules = policy(can_query=False)
+    ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
+    ask.record, ask.exhausted = advance(ask.record, Expired(at=ask.expires)), True
+    assert not rules.is_over(ask, 1e6)
+    assert rules.next_look(ask, 1e6) is None
+
+
 @given(POLICIES.filter(lambda rules: not rules.can_query), RECORDS)
 def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, kept: Record) -> None:
     """Of the expiry, or of its end, which the ledger could not take yet; nothing is looked at for nothing."""

@@ -19,6 +19,7 @@ from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, o
 from fake_service import (
     FakeService,
     Gate,
+    Held,
     alarms,
     answer,
     collected_by,
@@ -350,6 +351,19 @@ async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> Non
         service.pay("form-1")
         assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.MATCHED
         assert (await the_end(service, tracker, 10)).paid is True
+
+
+async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(service: FakeService) -> None:
+    """Nobody has its links yet: whoever names a payment of it guesses."""
+    service.scripts = [held := Held()]
+    async with tracking(service, profile=PROFILE) as tracker:
+        preparing = asyncio.create_task(tracker.prepare(form()))
+        await held.there.wait()
+        assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.EARLY
+        await service.clock.advance(5)
+        assert not service.confirms
+        held.go.set()
+        await preparing
 
 
 # --- Untrusted

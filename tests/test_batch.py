@@ -735,6 +735,22 @@ async def test_nobody_waits_for_results_outside_the_block(service: FakeService) 
         assert await all_of(results) == []
 
 
+async def test_leaving_a_batch_that_is_full_ends_though_its_requests_wait(service: FakeService) -> None:
+    """As many results as it keeps are ready, nobody reads them, and more rows may come."""
+
+    async def requests() -> AsyncIterator[payclient.SaleRequest]:
+        for each in rows(1000):
+            yield each
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(60),
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, requests(), max_pending=500, wait=0),
+    ):
+        assert await settled(service) == 1000
+
+
 async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeService) -> None:
     """Memory is bounded by the window however fast the service is and however slow the reader."""
     async with (

@@ -178,6 +178,21 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
+async def test_anothers_transaction_that_is_named_to_the_next_process_keeps_no_sale_unknown(
+    service: Lagging,
+) -> None:
+    """That it is another's is on record already; the id is dropped once more."""
+    ledger = MemoryLedger()
+    service.add_sale(2000, clientTransactionId="order-18")
+    async with selling(service, lost_request, ledger=ledger) as (tracker, _):
+        await tracker.notify(hint(2000))
+        await service.clock.advance(5)
+    async with tracking(service, ledger) as tracker:
+        assert await tracker.notify(hint(2000)) is Receipt.MATCHED
+        outcome = await outcome_of(service, await pending_of(tracker))
+    assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
+
+
 async def test_anothers_transaction_is_no_event_of_a_refused_sale(service: Lagging) -> None:
     """Anybody may name it, and nothing of a decided sale hangs on it."""
     ledger = MemoryLedger()

@@ -245,6 +245,27 @@ async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
     assert service.confirms == {999: MOST_REFUSALS}
 
 
+async def test_what_had_no_answer_is_confirmed_anew_where_another_process_is_told_of_it(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was named before it was paid, and given up in an outage; then its browser comes back to one that dies."""
+    service.instead = unlisted
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    ledger = SharedLedger()
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, PROFILE, ledger) as tracker:
+        await passing(service, tracker.returned(back(5001)))
+        await service.clock.advance(400)
+        service.confirm_scripts = []
+        service.pay("form-1")
+        told = Returned(at=service.clock.time(), transaction_id=5001)
+        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), told)
+        for _ in range(60):
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_what_had_its_answer_is_confirmed_no_more_where_another_process_is_told_of_it(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

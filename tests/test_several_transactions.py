@@ -917,6 +917,19 @@ async def test_what_an_earlier_attempt_created_decides_none_that_another_process
         assert (waiting.result().paid, waiting.result().transaction_id) == (True, 1001)
 
 
+async def test_an_attempt_that_names_its_purchase_no_more_is_for_the_same_one(service: FakeService) -> None:
+    """What another ask of that purchase may have created is queried before it is sent."""
+    lagging(service, 5.0)
+    service.scripts = [refuses(22), posted(1, BUSY)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale("order-18"), purchase="cart"))
+        service.decide("Aceptado")
+        await service.clock.advance(6)
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale()))
+    assert service.posted == {"order-18": 1}
+
+
 async def test_what_was_not_sent_makes_no_other_sale_suspect(service: FakeService) -> None:
     """An earlier attempt waits for its customer: that is a query's word, and no answer of 2061."""
     lagging(service, 5.0)

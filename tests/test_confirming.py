@@ -387,6 +387,18 @@ async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(service:
         await preparing
 
 
+async def test_two_declined_cards_keep_each_other_in_no_doubt(service: FakeService) -> None:
+    """Both browsers come back at once: once each is answered the form is cancelled, long before the window is over."""
+    async with prepared(service, BLIND) as tracker:
+        calls = []
+        for number in (5001, 5002):
+            service.pay("form-1", number, transactionStatus="Canceled")
+            calls.append(asyncio.create_task(tracker.returned(back(number))))
+        await service.clock.advance(30)
+        assert await state_of(service) is State.CANCELLED
+        await asyncio.gather(*calls)
+
+
 # --- Untrusted
 
 

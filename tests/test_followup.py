@@ -109,6 +109,16 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         now = when
 
 
+def test_an_expiry_that_cannot_be_written_is_tried_again_after_a_while() -> None:
+    """Of a sale that was notified before its answer came, where nothing can be queried: no look is in the past."""
+    rules = policy(can_query=False)
+    ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
+    assert rules.next_look(ask, 3.0) == ask.expires
+    when = rules.next_look(ask, ask.expires + 1.0)
+    assert when is not None
+    assert when > ask.expires + 1.0
+
+
 def test_what_a_person_must_find_out_is_looked_at_no_more() -> None:
     """Its customer acted, and nothing can be queried: no look at it would write or end anything."""
     rules = policy(can_query=False)

@@ -288,3 +288,22 @@ async def test_a_cart_that_was_left_can_be_paid_again() -> None:
             await tracker.live_form("cart-120", form)
         await asyncio.sleep(30.0)
         assert (await tracker.live_form("cart-120", form)).client_transaction_id != first
+
+
+@in_virtual_time
+async def test_a_form_whose_overdue_query_fails_is_queried_once_more() -> None:
+    """A 503 to the one that was enough ended the wait, and the paid form was found twenty minutes later."""
+    service, ledger, profile = Forms(), MemoryLedger(), attrs.evolve(FORMS, confirm=None)
+    async with tracking(service, ledger=ledger, profile=profile) as tracker:
+        await tracker.prepare(form("form-1"))
+    await asyncio.sleep(7200.0)
+    answers = [HttpResponse(503, {}, b""), answer(200, service.forms["form-1"])]
+
+    async def trouble() -> HttpResponse | None:
+        return answers.pop(0)
+
+    service.trouble = trouble
+    async with tracking(service, ledger=ledger, profile=profile) as tracker:
+        found = await tracker.find("form-1")
+        assert found is not None
+        assert (await found.wait()).paid is True

@@ -319,6 +319,12 @@ class Policy:
         begin = ask.expires if ask.final_queries == 0 else max(ask.final_at, ask.expires)
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
+    def _is_last(self, ask: Followed) -> bool:
+        """Return whether no last query is left. Of a form's that are all overdue one that was answered is enough."""
+        overdue = ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale
+        is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
+        return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
+
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether an expired ask has had its last query. Once this is written, its purchase is free again.
 
@@ -335,7 +341,7 @@ class Policy:
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
             return now >= ended and ask.exhausted and not was_acted_on(ask.record)
-        is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
+        is_last = ask.exhausted or self._is_last(ask)
         return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
     def _surely_ended(self, ask: Followed) -> float:
@@ -387,7 +393,7 @@ class Policy:
                 gap = self._gap(ask, age, spread)
             # Not beyond the expiry, which is written as it comes.
             return min(now + gap, ask.expires)
-        if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
+        if not self._is_last(ask) and not ask.exhausted:
             # After a failure of the ledger or the service the ask is not queried again at once.
             soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))
@@ -464,8 +470,6 @@ class Policy:
         is_left = not record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
         if is_left and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
-            if record.kind == "form" and now >= ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale:
-                ask.final_queries = len(FINAL_QUERY_DELAYS)  # but for the rate, all had been made
         return TransactionRef(
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,

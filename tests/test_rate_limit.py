@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from payclient.lifecycle import Record
 from payclient.tracking.asks import DueTimes
 from payclient.tracking.followup import NEVER, Followed, Scheduled
-from payclient.tracking.rate_limit import CALLERS, FINAL, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.rate_limit import CALLERS, FINAL, LEFT, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
@@ -35,6 +35,17 @@ def test_no_line_starves() -> None:
     served = Counter(int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(80))
     assert served[NOTIFIED] >= 40
     assert min(served[FINAL], served[ROUTINE]) >= 10
+
+
+def test_forms_that_were_left_have_a_turn_beside_expired_pushes() -> None:
+    """Of pushes that their customers ignore there may be as many as the rate allows: a wait for a form never ended."""
+    lines = RequestLines(300.0)
+    for number in range(100):
+        for line in (FINAL, LEFT, ROUTINE):
+            lines.put(ask(f"{line}-{number}"), line)
+    served = Counter(int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(80))
+    assert served[LEFT] >= 4
+    assert served[FINAL] >= 20
 
 
 def test_a_caller_has_every_other_turn_and_every_turn_where_no_more_may_be_queried() -> None:

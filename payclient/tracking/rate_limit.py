@@ -126,7 +126,7 @@ CALLERS, NOTIFIED, FINAL, LEFT, ROUTINE, LATE = LINES = range(1, 7)
 #: The line that goes first in each turn: the notified are seldom passed over, never twice in a row; no line starves.
 #: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
 FIRST = (
-    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, NOTIFIED, ROUTINE),
+    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, LEFT, NOTIFIED, ROUTINE),
     *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, ROUTINE, NOTIFIED, LATE),
 )
 

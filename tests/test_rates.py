@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left
 from contextlib import suppress
 
 import attrs
@@ -307,3 +308,22 @@ async def test_a_form_whose_overdue_query_fails_is_queried_once_more() -> None:
         found = await tracker.find("form-1")
         assert found is not None
         assert (await found.wait()).paid is True
+
+
+@in_virtual_time
+async def test_forms_that_come_back_a_little_below_the_rate_are_within_it() -> None:
+    """A confirmation before its turn puts off the next turn by a whole gap, though the one before it is not over."""
+    service = Forms()
+
+    async def comes_back(name: str) -> None:
+        await tracker.prepare(form(name))
+        await asyncio.sleep(60.0)
+        back = {"id": str(service.forms[name]["transactionId"]), "clientTransactionId": name}
+        await tracker.returned(back)
+
+    async with tracking(service, profile=FORMS) as tracker, asyncio.TaskGroup() as group:
+        for number in range(200):
+            group.create_task(comes_back(f"form-{number}"))
+            await asyncio.sleep(1.2 * GAP)
+    busiest = max(bisect_left(service.made, each + 60.0) - n for n, each in enumerate(service.made))
+    assert busiest <= 1.1 * RATE

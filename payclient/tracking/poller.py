@@ -55,6 +55,9 @@ PER_TURN = 250
 EXPIRIES_AT_ONCE = 64
 REQUESTS_AT_ONCE = 32
 
+#: The gaps by which requests that did not wait for their turn may put off the next turn.
+MOST_PUT_OFF = 2
+
 #: Seconds after which something due that was not looked at means that the poller has stopped.
 MOST_LATE = 10.0
 
@@ -105,9 +108,9 @@ class Poller:
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}
-        #: Whether the latest request did not wait for its turn by the rate. The next such one does not count against
-        #: the rate: where many forms come back, no line would have a turn any more.
-        self._was_early = False
+        #: Whether the latest request did not wait for its turn by the rate, and when the latest did. Where many forms
+        #: come back, few such requests in a row count against the rate: no line would have a turn any more.
+        self._was_early, self._turn_at = False, -math.inf
 
     # --- What changes when an ask is looked at
 
@@ -306,10 +309,10 @@ class Poller:
         elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
-            is_early = item.line != 0
-            if not (is_early and self._was_early):
+            is_early, put_off = item.line != 0, self.rate.ready_at() - self._turn_at
+            if not (is_early and self._was_early) or put_off <= MOST_PUT_OFF * self.rate.gap:
                 self.rate.note_request(now)
-            self._was_early = is_early
+            self._was_early, self._turn_at = is_early, self._turn_at if is_early else now
             self._run(item, work, self._requests)
         elif isinstance(item, Followed | ReturnedForm):
             self._lines.turn -= 1  # the next of its line has the turn

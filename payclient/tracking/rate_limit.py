@@ -78,11 +78,11 @@ class RateLimit:
         return now < self._paused_until
 
     def note_request(self, now: float) -> None:
-        """Count a request that is made now: the next one is ready a gap later."""
+        """Count a request that is made now, or before its turn: the next one is ready a gap later."""
         due = self.ready_at()
         # A timer that fires a little late must not lower the rate: the gap then counts from when the request was due.
         is_little_late = 0.0 < now - due <= self.gap * 0.1
-        self._next_at = (due if is_little_late else now) + self.gap
+        self._next_at = (due if is_little_late else max(now, self._next_at)) + self.gap
         if self._backoff.measures_rate:
             self._recent.append(now)
 

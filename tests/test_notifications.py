@@ -22,6 +22,7 @@ from fake_service import (
     lost_answer,
     lost_request,
     outcome_of,
+    record_in,
     sale,
     selling,
 )
@@ -137,6 +138,16 @@ async def test_unmatched_and_conflicting_notifications_change_nothing(service: F
         assert pending.transaction_id == 1000
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
     await error_of(payclient.TrackerClosedError, tracker.notify(hint()))
+
+
+async def test_another_id_of_a_paid_sale_is_a_conflict_too(service: FakeService) -> None:
+    """It is no late notification of the sale, whose own transaction is known."""
+    async with selling(service) as (tracker, pending):
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+        assert await tracker.notify(hint(7)) is Receipt.CONFLICT
+    assert (await record_in(service.ledger)).notified_at is None
+    assert (await events_of(service.ledger))[-1] == "Conflicted"
 
 
 @pytest.mark.parametrize("identifier", [0, -1, 2**63, "1000", True, None])

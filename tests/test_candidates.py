@@ -443,6 +443,23 @@ async def test_a_late_notification_outlives_its_process(
     assert len(service.queries) == queries
 
 
+async def test_an_early_candidate_of_a_refused_sale_outlives_its_process(service: Lagging) -> None:
+    """It was named before the refusal, and no query about it was answered: the next process asks."""
+
+    async def notified() -> None:
+        assert await tracker.notify(hint(1000)) is Receipt.EARLY
+
+    service.scripts, service.status_scripts = [posted(1, when(notified, refuses(100)))], [reset] * 100
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await service.clock.advance(60)
+    service.status_scripts = []
+    service.decide("Aceptado")
+    async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
 # --- Proofs of absence
 
 

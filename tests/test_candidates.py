@@ -483,6 +483,30 @@ async def test_the_second_proof_counts_at_the_moment_at_which_it_is_due(service:
         assert (await outcome_of(service, pending)).paid is False
 
 
+async def test_absence_is_proven_though_anothers_candidate_could_not_be_dropped_between(
+    service: Lagging,
+) -> None:
+    """The ledger fails for both proofs, and the two are made anew once it takes what the candidate is."""
+    fails = True
+
+    def write() -> None:
+        if fails:
+            disk_full()
+
+    another = {"transactionId": 777, "clientTransactionId": "another", "state": "Pendiente"}
+    service.instead = lambda path: answer(200, another) if path == "/api/Sale/777" else None
+    async with selling(service, lost_request, ledger=HookedLedger(before={"Conflicted": write})) as (
+        tracker,
+        pending,
+    ):
+        await tracker.notify(hint(777))
+        await service.clock.advance(700)
+        assert pending.state is State.UNKNOWN
+        fails = False
+        await service.clock.advance(100_000)
+        assert (pending.state, pending.outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
+
+
 async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> None:
     """Not found, then seen in whatever state, then not found: the first "not found" counts no more."""
     async with selling(service, lost_answer) as (_, pending):

@@ -19,8 +19,19 @@ import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import ask
-from fake_ledgers import FailingLedger
-from fake_service import PROFILE, FakeService, error_of, form, lost_answer, refusal, sale, selling, tracking
+from fake_ledgers import FailingLedger, SharedLedger
+from fake_service import (
+    PROFILE,
+    FakeService,
+    error_of,
+    form,
+    lost_answer,
+    pending_of,
+    refusal,
+    sale,
+    selling,
+    tracking,
+)
 from manual_clock import ManualClock
 from payclient.ledger import postgres as postgres_ledger
 from payclient.profile import PAYPHONE
@@ -67,6 +78,15 @@ async def test_what_is_open_and_unknown(service: FakeService) -> None:
     assert (health.open, health.unknown, health.oldest_unknown) == (3, 2, 40.0)
     assert health.answered_at == answered, "a 5xx may be a proxy's"
     assert health.ok
+
+
+async def test_what_another_process_follows_is_not_counted(service: FakeService) -> None:
+    """It is known here, and followed there."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        await one.sale(sale())
+        await pending_of(other)
+        assert ((await one.health()).open, (await other.health()).open) == (1, 0)
 
 
 async def test_a_ledger_that_fails_the_probe(service: FakeService) -> None:

@@ -571,6 +571,16 @@ async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(se
         assert (await the_end(service, tracker, 10)).evidence is Evidence.UNPAID
 
 
+async def test_a_closed_form_that_is_paid_is_confirmed_though_no_query_is_answered(
+    service: FakeService,
+) -> None:
+    """Its customer closed it in one tab and paid in another: what is still asked holds up no confirmation."""
+    async with prepared(service) as tracker:
+        service.status_scripts = [reset] * 1000
+        await passing(service, tracker.returned(back(0)))
+        assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
+
+
 async def test_a_form_that_its_customer_closed_is_handed_out_again(service: FakeService) -> None:
     """The service does not call it cancelled, so that another tab may pay it: no second form beside it."""
     async with tracking(service, profile=PROFILE) as tracker:

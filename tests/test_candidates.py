@@ -234,6 +234,15 @@ async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: 
     assert service.posted == {"order-17": 1}
 
 
+@pytest.mark.parametrize("soon", [590, 650])
+async def test_absence_is_proven_though_a_query_for_it_is_not_answered(service: Lagging, soon: int) -> None:
+    """It is made once more, and the wait goes on until then."""
+    async with selling(service, lost_request) as (_, pending):
+        await service.clock.advance(soon)
+        service.status_scripts = [reset] * 2
+        assert (await outcome_of(service, pending, 200)).evidence is Evidence.ABSENT
+
+
 @pytest.mark.parametrize(("heard", "count"), [(0.0, 1), (9.0, 3), (50.0, 2)])
 async def test_absence_needs_every_candidate_not_found(service: Lagging, heard: float, count: int) -> None:
     """Forged ids delay the proof and do not prevent it: each is asked once more between the two proofs."""

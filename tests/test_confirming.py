@@ -921,9 +921,11 @@ async def test_what_is_not_withdrawn(service: FakeService, what: str) -> None:
 # --- Hostile and unlucky
 
 
-async def paid_after_it_was_given_up(service: FakeService, ledger: Ledger | None = None) -> None:
+async def paid_after_it_was_given_up(
+    service: FakeService, ledger: Ledger | None = None, profile: payclient.ServiceProfile = PROFILE
+) -> None:
     """Returned cancelled, paid from another tab, returned once more, and the process dies."""
-    async with prepared(service, PROFILE, ledger) as tracker:
+    async with prepared(service, profile, ledger) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
     service.pay("form-1")
     record = await record_in(service.ledger, "form-1")
@@ -1102,6 +1104,17 @@ async def test_a_living_process_goes_on_with_what_a_dead_one_confirmed(
         for _ in range(20):  # of both times
             await service.clock.advance(1)
             await asyncio.sleep(0.005)
+    assert await state_of(service) is State.ACCEPTED
+
+
+async def test_what_was_given_up_days_ago_is_confirmed_while_its_links_live(service: FakeService) -> None:
+    """Where the links of a service live for days, so does the look back of the next process."""
+    profile = attrs.evolve(PROFILE, form_window=2.0 * LOOK_BACK)
+    await paid_after_it_was_given_up(service, profile=profile)
+    service.confirmed.add(5001)
+    await service.clock.advance(2.0 * LOOK_BACK)
+    async with tracking(service, service.ledger, profile):
+        await service.clock.advance(60)
     assert await state_of(service) is State.ACCEPTED
 
 

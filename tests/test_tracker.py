@@ -76,6 +76,23 @@ async def test_a_handle_tells_of_its_own_attempt_alone(
         assert handle.attempt == 1
 
 
+async def test_a_handle_of_an_attempt_that_was_replaced_says_nothing_while_the_ledger_fails(
+    service: FakeService,
+) -> None:
+    """It knows its attempt as it was being sent: what became of it stands in the ledger alone."""
+    gate, fails = Gate(), False
+    service.scripts = [when(gate, lost_request)]
+    async with tracking(service, FailingLedger(lambda name: name == "get" and fails)) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await gate.there.wait()
+        handle = await pending_of(tracker)
+        gate.go.set()
+        assert (await outcome_of(service, await sending)).evidence is Evidence.ABSENT
+        await tracker.sale(sale())
+        fails = True
+        await error_of(payclient.LedgerUnavailableError, handle.wait())
+
+
 async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
     async with selling(service) as (_, pending):
         assert (pending.state, pending.transaction_id, pending.remaining) == (State.PENDING, 1000, 300)

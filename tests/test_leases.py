@@ -279,6 +279,22 @@ async def test_what_another_decided_is_found_though_nothing_was_heard_of_it(
 
 
 @in_virtual_time
+async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handle is older than the decision; the ledger is read before anything is waited for."""
+    ledger = SharedLedger()
+    deaf = SharedLedger(ledger)
+    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+        pending = await one.sale(sale())
+        handle = await pending_of(other)
+        await pending.wait()
+        async with asyncio.timeout(1.0):
+            assert (await handle.wait()).state is pending.state
+
+
+@in_virtual_time
 async def test_the_last_query_of_another_process_ends_the_wait_here() -> None:
     """As soon as that is on record: nothing is left to hope for, and it need not query itself."""
     ledger = SharedLedger()

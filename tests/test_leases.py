@@ -167,6 +167,21 @@ async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: F
         assert (await third.find()).outcome.paid is True
 
 
+async def test_who_is_told_of_what_another_follows_asks_nobody(
+    service: FakeService, pair: tuple[Worker, Worker]
+) -> None:
+    """Also where somebody waits for it here: the process that follows it hears of it and asks."""
+    first, second = pair
+    await first.tracker.sale(sale())
+    waiting = asyncio.ensure_future((await second.find()).wait())
+    await begun(second)
+    assert await second.tracker.notify(hint()) is Receipt.MATCHED
+    await service.clock.advance(3)
+    service.decide("Aceptado")
+    assert (await passing(service, waiting)).paid is True
+    assert second.queries == 0
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["another id", "read later"])
 async def test_what_another_process_is_told_is_queried_here(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, fails: bool

@@ -600,6 +600,15 @@ async def test_whoever_waits_too_long_asks_himself(service: FakeService, pair: t
     assert second.queries >= 7
 
 
+async def test_another_tracker_over_the_ledger_goes_on_at_once(service: FakeService, url: str) -> None:
+    """What the one before it left open is held by this very process, so that nobody else would claim it."""
+    async with aclosing(await PostgresLedger.open(Secret(url))) as ledger:
+        async with tracking(service, ledger) as tracker:
+            await tracker.sale(sale())
+        async with tracking(service, ledger) as tracker:
+            assert [each.state for each in tracker.open_sales()] == [State.PENDING]
+
+
 # One rate
 
 

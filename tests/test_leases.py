@@ -645,6 +645,18 @@ async def test_a_429_is_for_all(pair: tuple[Worker, Worker]) -> None:
     assert limit.ready_at() > first
 
 
+async def test_one_request_is_reserved_at_a_time() -> None:
+    """However often one is wanted while the ledger answers, no other process waits for more than is made."""
+    ledger, clock = AsyncMock(), SystemClock()
+    ledger.reserve.return_value = 1.0
+    limit = SharedRateLimit(60.0, ledger, clock, LateWrites(ledger, clock))
+    reserving = limit.ledger_work(0.0, wanted=True)
+    assert limit.ledger_work(0.0, wanted=True) is None
+    assert reserving is not None
+    await reserving
+    assert ledger.reserve.await_count == 1
+
+
 @pytest.mark.parametrize("fault", [LedgerUnavailableError("gone"), RuntimeError("broken")])
 async def test_a_ledger_that_cannot_say(fault: Exception) -> None:
     """Queries go on, slowly; nothing hangs and nothing is raised."""

@@ -146,7 +146,7 @@ class RequestLines:
         self._lines: dict[int, deque[Scheduled]] = {line: deque() for line in LINES}
         #: How many wait in each line.
         self.waiting: dict[int, int] = dict.fromkeys(LINES, 0)
-        self.turn = 0
+        self.turn: int = 0
 
     def put(self, item: Scheduled, line: int) -> None:
         """Put the item in a line. An item that waits in another line goes to the better of the two."""

@@ -26,26 +26,29 @@ def name_of(item: Scheduled | None) -> str:
     return item.record.client_transaction_id
 
 
-def test_no_line_starves() -> None:
-    """However many wait in the others; the notified go first in most lines."""
+@pytest.mark.parametrize(
+    "least", [{NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, LEFT: 4, ROUTINE: 0}], ids=["hints", "left"]
+)
+def test_no_line_starves(least: dict[int, int]) -> None:
+    """However many wait in the others; the notified go first in most lines, forms that were left now and then."""
     lines = RequestLines(300.0)
     for number in range(400):
-        for line in (NOTIFIED, FINAL, ROUTINE):
+        for line in least:
             lines.put(ask(f"{line}-{number}"), line)
     served = Counter(int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(80))
-    assert served[NOTIFIED] >= 40
-    assert min(served[FINAL], served[ROUTINE]) >= 10
+    assert all(served[line] >= count for line, count in least.items())
 
 
-def test_forms_that_were_left_have_a_turn_beside_expired_pushes() -> None:
-    """Of pushes that their customers ignore there may be as many as the rate allows: a wait for a form never ended."""
-    lines = RequestLines(300.0)
-    for number in range(100):
-        for line in (FINAL, LEFT, ROUTINE):
-            lines.put(ask(f"{line}-{number}"), line)
-    served = Counter(int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(80))
-    assert served[LEFT] >= 4
-    assert served[FINAL] >= 20
+def test_requests_before_their_turn_put_off_the_next_one_by_two_turns_at_most() -> None:
+    """Each counts until then, and the first after a turn always: forms that come back in a crowd starve nobody."""
+    rate = RateLimit(30.0)
+    rate.note_request(0.0)
+    for when, ready in ((0.5, 4.0), (0.6, 6.0), (0.7, 6.0), (0.8, 6.0)):
+        rate.note_request(when, early=True)
+        assert rate.ready_at() == ready
+    rate.note_request(6.0)
+    rate.note_request(6.1, early=True)
+    assert rate.ready_at() == 10.0
 
 
 def test_a_caller_has_every_other_turn_and_every_turn_where_no_more_may_be_queried() -> None:

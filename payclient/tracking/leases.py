@@ -73,7 +73,7 @@ class SharedRateLimit(RateLimit):
     def ready_at(self) -> float:
         return max(self._reserved_from, self._paused_until)
 
-    def note_request(self, now: float) -> None:
+    def _count(self, now: float) -> None:
         """Use up the reserved request. A request made without a reservation delays the next one of all processes."""
         if self._reserved_from == float("inf"):
             self._unwritten_pause = max(self._unwritten_pause, self.gap)

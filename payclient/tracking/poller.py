@@ -55,9 +55,6 @@ PER_TURN = 250
 EXPIRIES_AT_ONCE = 64
 REQUESTS_AT_ONCE = 32
 
-#: The gaps by which requests that did not wait for their turn may put off the next turn.
-MOST_PUT_OFF = 2
-
 #: Seconds after which something due that was not looked at means that the poller has stopped.
 MOST_LATE = 10.0
 
@@ -108,9 +105,6 @@ class Poller:
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}
-        #: Whether the latest request did not wait for its turn by the rate, and when the latest did. Where many forms
-        #: come back, few such requests in a row count against the rate: no line would have a turn any more.
-        self._was_early, self._turn_at = False, -math.inf
 
     # --- What changes when an ask is looked at
 
@@ -309,13 +303,10 @@ class Poller:
         elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
-            is_early, put_off = item.line != 0, self.rate.ready_at() - self._turn_at
-            if not (is_early and self._was_early) or put_off <= MOST_PUT_OFF * self.rate.gap:
-                self.rate.note_request(now)
-            self._was_early, self._turn_at = is_early, self._turn_at if is_early else now
+            self.rate.note_request(now, early=item.line != 0)  # it waits in its line still
             self._run(item, work, self._requests)
         elif isinstance(item, Followed | ReturnedForm):
-            self._lines.turn -= 1  # the next of its line has the turn
+            self._lines.give_turn_back()
         if started is not None:
             started.set()
 

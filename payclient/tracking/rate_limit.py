@@ -21,6 +21,9 @@ PAUSE, MOST_PAUSE = 10.0, 10.0
 #: Requests over which the present rate is measured.
 MEASURED = 20
 
+#: The gaps by which requests that did not wait for their turn may put off the next turn.
+MOST_PUT_OFF = 2
+
 
 @attrs.frozen
 class Backoff:
@@ -53,6 +56,8 @@ class RateLimit:
         self._next_at = self._paused_until = -math.inf
         #: When the last requests were made; empty unless the backoff measures the rate.
         self._recent: deque[float] = deque(maxlen=MEASURED)
+        #: Whether the latest request did not wait for its turn, and when the latest did.
+        self._was_early, self._turn_at = False, -math.inf
 
     @property
     def gap(self) -> float:
@@ -77,8 +82,17 @@ class RateLimit:
         """Return whether the service asked for a pause that is not over."""
         return now < self._paused_until
 
-    def note_request(self, now: float) -> None:
-        """Count a request that is made now, or before its turn: the next one is ready a gap later."""
+    def note_request(self, now: float, *, early: bool = False) -> None:
+        """Count a request that is made now, or `early`, before its turn: the next one is ready a gap later.
+
+        Where many are early, few in a row count: nothing else would have a turn any more.
+        """
+        put_off = self.ready_at() - self._turn_at
+        if not (early and self._was_early) or put_off <= MOST_PUT_OFF * self.gap:
+            self._count(now)
+        self._was_early, self._turn_at = early, self._turn_at if early else now
+
+    def _count(self, now: float) -> None:
         due = self.ready_at()
         # A timer that fires a little late must not lower the rate: the gap then counts from when the request was due.
         is_little_late = 0.0 < now - due <= self.gap * 0.1
@@ -146,7 +160,7 @@ class RequestLines:
         self._lines: dict[int, deque[Scheduled]] = {line: deque() for line in LINES}
         #: How many wait in each line.
         self.waiting: dict[int, int] = dict.fromkeys(LINES, 0)
-        self.turn: int = 0
+        self._turn = 0
 
     def put(self, item: Scheduled, line: int) -> None:
         """Put the item in a line. An item that waits in another line goes to the better of the two."""
@@ -162,12 +176,16 @@ class RequestLines:
             self.waiting[item.line] -= 1
             item.line = 0
 
+    def give_turn_back(self) -> None:
+        """Give the turn of an item that was removed, and needs no request, to the next of its line."""
+        self._turn -= 1
+
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
-        self.turn += 1
-        routine = (ROUTINE, FINAL, LEFT, LATE) if self.turn % 4 else (FINAL, LEFT, LATE, ROUTINE)
-        order = () if callers_only else (FIRST[self.turn % len(FIRST)], *routine, NOTIFIED)
-        for number in (CALLERS, *order) if self.turn % 2 else (*order, CALLERS):
+        self._turn += 1
+        routine = (ROUTINE, FINAL, LEFT, LATE) if self._turn % 4 else (FINAL, LEFT, LATE, ROUTINE)
+        order = () if callers_only else (FIRST[self._turn % len(FIRST)], *routine, NOTIFIED)
+        for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
             line = self._lines[number]
             while line and line[0].line != number:
                 line.popleft()

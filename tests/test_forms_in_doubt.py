@@ -30,6 +30,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
+from payclient.tracking.followup import StatusSource
 from payclient.wire import HttpResponse
 from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
 
@@ -199,17 +200,23 @@ async def test_a_refused_form_that_was_declined_holds_its_purchase_while_it_may_
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeService) -> None:
-    """It looks a form up in another list: asked for a sale it found nothing, and the customer paid twice."""
+def source_of(service: FakeService, kind: str, transaction_id: int) -> StatusSource:
+    """A user's own list of one kind, which has a payment once the service has one."""
 
     async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
-        if ids.kind == "sale" or not service.sales:
+        if ids.kind != kind or not service.sales:
             return None
         return payclient.StatusReport(
-            state="Aceptado", transaction_id=5001, client_transaction_id=ids.client_transaction_id,
+            state="Aceptado", transaction_id=transaction_id, client_transaction_id=ids.client_transaction_id,
             amount=1150, currency="USD", raw={},
         )  # fmt: skip
 
+    return source
+
+
+async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeService) -> None:
+    """It looks a form up in another list: asked for a sale it found nothing, and the customer paid twice."""
+    source = source_of(service, "form", 5001)
     service.scripts = [refuses(20)]
     async with tracking(service, status=source) as tracker:
         await error_of(payclient.RefusedError, tracker.prepare(form(), purchase="cart"))
@@ -224,15 +231,7 @@ async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_
     service: FakeService,
 ) -> None:
     """A user's source looks each kind up in a list of its own: asked for a form alone, the paid sale was sent again."""
-
-    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
-        if ids.kind == "form" or not service.sales:
-            return None
-        return payclient.StatusReport(
-            state="Aceptado", transaction_id=1000, client_transaction_id=ids.client_transaction_id,
-            amount=1150, currency="USD", raw={},
-        )  # fmt: skip
-
+    source = source_of(service, "sale", 1000)
     service.scripts = [refuses(22), refuses(800)]
     async with tracking(service, status=source) as tracker:
         await error_of(payclient.RefusedError, tracker.sale(sale()))

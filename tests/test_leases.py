@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock
@@ -17,7 +17,7 @@ import payclient
 from crowd import Service, in_virtual_time
 from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
-from fake_ledgers import SharedLedger
+from fake_ledgers import SharedLedger, Woken
 from fake_service import (
     PROFILE,
     FakeService,
@@ -51,6 +51,14 @@ from test_ledger import until
 
 #: What a batch says of each row.
 Said = dict[str, State | None]
+
+
+class DeafLedger(SharedLedger):
+    """Hears nothing of what other processes write, as a process whose LISTEN the server dropped."""
+
+    def watch(self, woken: Woken) -> Callable[[], None]:
+        """Call nobody."""
+        return lambda: None
 
 
 class Worker:
@@ -264,11 +272,10 @@ async def test_a_deaf_listener_loses_nobody(
 
 
 @in_virtual_time
-async def test_what_another_follows_is_forgotten_where_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_follows_is_forgotten_where_nobody_waits() -> None:
     """A page of this process showed it, which hears nothing of its end: it does not count as open for weeks."""
     ledger = SharedLedger()
-    deaf = SharedLedger(ledger)
-    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    deaf = DeafLedger(ledger)
     async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         assert len([await pending_of(other), *other.open_sales()]) == 2
@@ -279,13 +286,10 @@ async def test_what_another_follows_is_forgotten_where_nobody_waits(monkeypatch:
 
 
 @in_virtual_time
-async def test_what_another_decided_is_found_though_nothing_was_heard_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_another_decided_is_found_though_nothing_was_heard_of_it() -> None:
     """A page of this process showed it open; what is asked for anew is what the ledger says."""
     ledger = SharedLedger()
-    deaf = SharedLedger(ledger)
-    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    deaf = DeafLedger(ledger)
     async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         assert (await pending_of(other)).state is State.PENDING
@@ -294,13 +298,10 @@ async def test_what_another_decided_is_found_though_nothing_was_heard_of_it(
 
 
 @in_virtual_time
-async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_it() -> None:
     """The handle is older than the decision; the ledger is read before anything is waited for."""
     ledger = SharedLedger()
-    deaf = SharedLedger(ledger)
-    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    deaf = DeafLedger(ledger)
     async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         handle = await pending_of(other)
@@ -329,8 +330,7 @@ async def test_the_last_query_of_another_process_ends_the_wait_here() -> None:
 async def test_a_wait_that_begins_as_its_ask_is_forgotten_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is read for it, and takes a while: nobody waits for the ask yet."""
     ledger = SharedLedger()
-    deaf = SharedLedger(ledger)
-    monkeypatch.setattr(deaf, "watch", lambda _: lambda: None)
+    deaf = DeafLedger(ledger)
     read = deaf.get
 
     async def read_slowly(client_transaction_id: str) -> Record | None:

@@ -214,7 +214,7 @@ class SqliteWriter(Writer):
             with suppress(BaseException):  # a handler of logs may be that fault
                 log("critical", "ledger_thread_ended", "", what, type(error).__name__)
         file.close()
-        while operations:  # after a fault nobody waits for ever: what comes from now on is answered, too
+        while operations:  # after a fault: answer what comes from now on, too
             for each in operations:
                 each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))
             self._answer(operations)

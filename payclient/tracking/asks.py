@@ -176,7 +176,7 @@ class OpenAsks:
     def open_ask(self, client_transaction_id: str) -> Followed | None:
         """Return an open ask whose record here is the newest. None: only the ledger has it, perhaps a new attempt's.
 
-        A SENDING ask was followed through an old handle: whoever sends an attempt does not follow it yet.
+        A SENDING ask came here by an old handle: an attempt that is being sent is not followed yet.
         """
         ask = self._asks.get(client_transaction_id)
         if ask is None or ask.elsewhere or ask.record.state.decided or ask.record.state is State.SENDING:

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import FakeService, form, hint, lost_answer, outcome_of, pending_of, sale, selling, tracking
+from fake_service import FakeService, Gate, form, hint, lost_answer, outcome_of, pending_of, sale, selling, tracking
 from payclient.events import Event
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -83,6 +83,31 @@ async def test_a_form_is_confirmed_whose_customer_hung_up(comes: str) -> None:
         # The customer loads the page again.
         assert (await tracker.returned(query)).paid is True
         assert service.confirms == {5001: 1}
+
+
+@pytest.mark.parametrize("during", ["its write", "its request"])
+async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) -> None:
+    """As a program that ends does, which may go on for a while; then nothing but this process knows of the return."""
+    service, ledger = FakeService(), SlowLedger()
+    gate = Gate()
+    transport = gate.before(service, "/Confirm") if during == "its request" else service
+    async with tracking(service, ledger, BLIND, transport=transport) as tracker:
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        if during == "its write":
+            ledger.go.clear()
+        viewing = asyncio.create_task(tracker.returned(query))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert gate.there.is_set() is (during == "its request")
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        ledger.go.set()
+        gate.go.set()
+        await asyncio.wait([viewing])
+        await service.clock.advance(10)
+        assert service.confirms == {5001: 1}
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
 
 
 async def test_a_decision_whose_decider_hung_up_ends_the_waits() -> None:

@@ -88,13 +88,11 @@ class Confirmer:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
             form.record = await self._asks.ledger.apply(form.record, event)
             self._asks.note_written(form.record)  # while it is being written, a closed form is not forgotten
-        except LedgerError:
-            # Confirm even if the ledger is down: otherwise the service reverses the payment.
-            self._confirm(form, transaction_id)
-            raise
         finally:
+            # Confirm even if the ledger is down, or this task is cancelled: otherwise the service reverses the payment.
             form.writing.discard(transaction_id)
-        return self._confirm(form, transaction_id, begins=self._asks.is_open)
+            tried = self._confirm(form, transaction_id, begins=self._asks.is_open)
+        return tried
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid.
@@ -226,7 +224,7 @@ class Confirmer:
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
-        self._end_request(form, current, settled, wait)
+            self._end_request(form, current, settled, wait)  # also where all tasks of the loop are cancelled
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation | None) -> None:
         """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.

@@ -228,13 +228,13 @@ class OpenAsks:
             try:
                 self.update(ask, await self.ledger.apply(before, event))
             except TransitionError:
-                if await self.reread(ask) or ask.record is not before:  # or it was learnt meanwhile
-                    return False
+                if await self.reread(ask) or ask.record is not before:
+                    return False  # the newer record may not need the event
                 # The ledger may have failed to take an earlier event, without which this one is not allowed.
                 if identifier in self.late.kept and await self.late.write_now(identifier):
                     raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
                 if ask.record is before:
-                    raise
+                    raise  # no earlier event was missing
                 self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             ask.failures += 1
@@ -278,17 +278,18 @@ class OpenAsks:
             # A transaction id was just named: it is queried before "not found" proves anything.
             ask.absent_at, ask.client_queried_at, ask.recheck_soon = None, NEVER, record.state.decided
         if record.state is before.state:
-            if record.evidence is Evidence.LAST_QUERY is not before.evidence and ask.waiters:
-                self.wake(ask, exhausted=True)  # the last query may be another process's
+            is_new = record.evidence is not before.evidence
+            if is_new and record.evidence is Evidence.LAST_QUERY and ask.waiters:
+                self.wake(ask, exhausted=True)  # another process may have made the last query
             return
         self._begin_anew(ask, before, record)
         self.touch()
-        # Else the process that follows it is called.
+        # Another process that follows the ask calls its own `on_change`.
         is_ours = not ask.elsewhere and record.attempt == before.attempt
         if self.on_change is not None and is_ours:
             self.on_change(before, record)
         if record.state.decided:
-            ask.elsewhere = False  # what is planned of it is made here
+            ask.elsewhere = False  # a query that is still planned is made here
             self.policy.note_decision(before, record)
             self._end_follow_up(record)
             self.wake(ask)

@@ -186,7 +186,7 @@ class Followed(Scheduled):
         return first is not None and all(self.about(each).missing_at >= first for each in candidates)
 
     def about(self, candidate_id: int) -> Candidate:
-        """Return what was queried of this candidate."""
+        """Return the queries of this candidate. Those of the latest `MOST_REMEMBERED` candidates are remembered."""
         if self.candidates is None:
             self.candidates = {}
         found = self.candidates.get(candidate_id)

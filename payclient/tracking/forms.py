@@ -158,9 +158,9 @@ class KeptLinks:
             self._changed.set()
 
     async def delete_dead(self) -> None:
-        """Delete dead links again and again: when the next ones die, and whenever a form is decided or kept.
+        """Delete dead links, again each time that the next ones die, or that a form is decided or kept.
 
-        Another process may keep links and end: where several share the ledger, that is looked at now and then.
+        Where several processes share the ledger, look for dead links of others once in each lifetime, too.
         """
         clock = self._asks.clock
         while True:
@@ -169,7 +169,7 @@ class KeptLinks:
             try:
                 self._until = await self._asks.ledger.drop_links(clock.time())
                 if self._until is None and self._asks.leases is not None:
-                    self._until = clock.time() + self._lifetime  # for those of a process that ends before
+                    self._until = clock.time() + self._lifetime  # another process may keep links, and end
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
                 self._until = clock.time() + AGAIN

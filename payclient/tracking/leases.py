@@ -292,8 +292,9 @@ class Leases:
         if ask is None:
             return
         before = ask.record
-        news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
-        if self._asks.learn(ask, record) and not record.state.decided and news:
+        is_notified = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
+        is_newer = self._asks.learn(ask, record)
+        if is_newer and is_notified and not record.state.decided:
             self._deferred.pop(record.client_transaction_id, None)
             self._poller.notified(record)
 

@@ -180,7 +180,7 @@ class StatusQueries:
         if await is_noted(self._asks.ledger, record, reading.events):
             return record
         _alarm(record, reading)
-        if reading.conflict is not None:  # no other answer that is written here has one
+        if reading.conflict is not None:  # here only the answer to a confirmation has one
             what = "a confirmation is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
         for event in reading.events:

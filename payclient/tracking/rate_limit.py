@@ -171,7 +171,7 @@ class RequestLines:
             self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
-        """Take the item out of its line."""
+        """Take the item out of its line. Its deque keeps it until it comes out there."""
         if item.line:
             self.waiting[item.line] -= 1
             item.line = 0

@@ -239,14 +239,15 @@ class Deadlines:
             queue.popleft()
         queue.append(deadline)
         if self._timer is None:
-            self._timer = self.loop.call_at(deadline.when, self._ring)
+            self._timer = self.loop.call_at(deadline.when, self._fire_due)
         return deadline
 
-    def _ring(self) -> None:
+    def _fire_due(self) -> None:
+        """Fire what is due, drop what is done, and set the timer for the next."""
         now, queue = self.loop.time(), self._queue
         while queue and (queue[0].done or queue[0].when <= now):
             queue.popleft().fire()
-        self._timer = self.loop.call_at(queue[0].when, self._ring) if queue else None
+        self._timer = self.loop.call_at(queue[0].when, self._fire_due) if queue else None
 
     def close(self) -> None:
         """End the calls that still run; those with a timer of their own end by it."""

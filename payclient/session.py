@@ -368,7 +368,7 @@ class PaySession:
             else:
                 call.result = found
                 return found
-            # Before the sleep: another request may have the connection after it.
+            # Before the sleep, in which another request may take the connection.
             call.discard_copies()
             await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
             call.begin_again()

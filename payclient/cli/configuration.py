@@ -67,10 +67,10 @@ class Configuration:
         """Return the settings file, or None. Raises `ConfigurationError` for one that is not to be trusted."""
         if self.path is not None:
             return self.path.absolute()
-        own = _FILES.get(command)
-        file = next((each.tokens[0].value for each in arguments if each.tokens and each.name == own), "")
+        named = {each.name: each.tokens[0].value for each in arguments if each.tokens}
+        command_file = named.get(_FILES.get(command, ""), "")
         user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        places = (Path(file).parent, Path(), Path(user) / "payclient")
+        places = (Path(command_file).parent, Path(), Path(user) / "payclient")
         found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
         if found is None and self.batch is not None:
             raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")

@@ -81,18 +81,19 @@ class RunPage:
             file.write(content)
 
     def _answers(self, of: Mapping[str, Sequence[Line]]) -> Mapping[str, Any]:
-        """Return how long people took to answer. `of`: the lines by their labels."""
+        """Return how long people took to answer, for the template. `of`: the lines by their labels."""
         accepted, cancelled = (
             [each for each in map(_seconds_to_answer, of.get(label, ())) if each < self._window]
             for label in (State.ACCEPTED, State.CANCELLED)
         )
         lower, upper = (
-            Counter(int(n / self._window * BARS) for n in found) for found in (accepted, cancelled)
+            Counter(int(each / self._window * BARS) for each in seconds) for seconds in (accepted, cancelled)
         )
-        every = sorted(accepted + cancelled)
+        both = sorted(accepted + cancelled)
         return {
             "bars": [(lower[bar], upper[bar]) for bar in range(BARS)],
-            "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9) if every],
+            # How long half of them took at most, and nine of ten.
+            "within": [_span(both[int((len(both) - 1) * share)]) for share in (0.5, 0.9) if both],
             "ticks": [_span(self._window * tick / 5) for tick in range(6)],
         }
 

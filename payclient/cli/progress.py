@@ -207,16 +207,17 @@ def _say_reasons(lines: Iterable[Line]) -> None:
 def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterator[str]:
     """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
-    `location`: the ledger's address. `window`: seconds that a customer has.
+    `location`: the ledger's address, which commands leave out where a variable gives it. `window`: seconds that a
+    customer has.
     """
     counts, again = tally.counts, terminal.again()
     origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
     at_ledger = "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
     unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
     undecided = counts[State.UNKNOWN] + counts[State.EXPIRED]
-    first = {130: "run.go_on", 5: "todo.report"}.get(code)
+    run_again = {130: ("run.go_on", 1), 5: ("todo.report", 1)}.get(code, ("todo.again", unfinished))
     for key, count, command in (
-        (first or "todo.again", 1 if first else unfinished, again),
+        (*run_again, again),
         ("todo.resolve", undecided, f"payclient ledger list --unresolved{at_ledger}"),
         ("todo.other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
         ("todo.refused", counts[State.REFUSED], again if "--retry" in again else f"{again} --retry refused"),

@@ -27,6 +27,9 @@ from payclient.validation import check_type
 
 __all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
 
+#: NUL, and the surrogates that stand for no byte of a file's name.
+_IN_NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+
 
 class TransactionTakenError(TransitionError):
     """The answer names a transaction that another client transaction id has; nothing was changed."""
@@ -291,7 +294,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
 def _sqlite_path(url: Secret[str]) -> str | None:
     """Return the path of a SQLite ledger, or None. Raises `ConfigurationError` for another library's spelling."""
     kind, _, path = str(url.reveal()).partition(":")
-    if kind != "sqlite" or not path or re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):  # no file has these
+    if kind != "sqlite" or not path or _IN_NO_PATH.search(path):
         return None
     if path.startswith("//"):
         name = path.lstrip("/") or "charges.db"

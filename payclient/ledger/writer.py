@@ -127,8 +127,9 @@ class StoredLedger(Ledger):
         return _records(self._read("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
-        ends = [each for each in (await self._read("ids"))[0] if each is not None]
-        for begin in range(min(ends) - 1, max(ends), NUMBERS) if ends else ():
+        (ends,) = await self._read("ids")  # of what is here, and of what was archived
+        known = [number for number in ends if number is not None]
+        for begin in range(min(known, default=1) - 1, max(known, default=0), NUMBERS):
             for row in await self._read("records", begin, begin + NUMBERS):
                 yield record_of(row)
 

@@ -111,14 +111,14 @@ class _Seen(HTMLParser):
         self.hiding: list[tuple[str, str]] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        # As browsers do: of two attributes the first counts, and blanks make a word another one.
+        # As browsers do: of two attributes of one name the first counts, and " no-referrer" is not a policy.
         given = {name: value or "" for name, value in reversed(attributes)}
         if tag == "meta" and given.get("name", "").lower() == "referrer":
             word = given.get("content", "").lower()
             word = _OLD_WORDS.get(word, word)
             if word in _POLICIES:
                 self.metas.append(word)
-        elif tag == "base" and self._base == self._url:
+        elif tag == "base" and self._base == self._url:  # the first one that changes it
             with suppress(ValueError):
                 self._base = urljoin(self._url, given.get("href", "").strip())
         elif tag in ("a", "area", "form"):

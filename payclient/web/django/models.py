@@ -13,15 +13,14 @@ class _Moment(models.Field):  # type: ignore[misc]  # Django has no types
 
 
 def _model(name: str, view: str, key: str, *, texts: str, numbers: str, moments: str) -> Any:
-    """Make an unmanaged model; the names of its columns are separated by blanks. Amounts are cents."""
+    """Make an unmanaged model, newest rows first; the names of columns are separated by blanks. Amounts are cents."""
     schema = getattr(settings, "PAYCLIENT_SCHEMA", "payclient")
     kinds = ((models.TextField, texts), (models.BigIntegerField, numbers), (_Moment, moments))
     fields = {column: kind() for kind, columns in kinds for column in columns.split()}
-    meta = {"managed": False, "db_table": f'"{schema}"."{view}"', "default_permissions": ("view",)}
-    fields |= {key: models.BigIntegerField(primary_key=True), "__module__": __name__}
-    return type(
-        name, (models.Model,), {**fields, "Meta": type("Meta", (), {**meta, "ordering": [f"-{key}"]})}
-    )
+    options = {"managed": False, "db_table": f'"{schema}"."{view}"', "default_permissions": ("view",)}
+    meta = type("Meta", (), {**options, "ordering": [f"-{key}"]})
+    primary = {key: models.BigIntegerField(primary_key=True)}
+    return type(name, (models.Model,), {**fields, **primary, "Meta": meta, "__module__": __name__})
 
 
 ChargeRecord: Any = _model(

@@ -20,8 +20,8 @@ PayError                        each carries client_transaction_id where there i
 ├── InvalidNotificationError
 ├── StillPendingError           also a TimeoutError: wait(timeout=...) ran out, tracking goes on
 ├── TrackerClosedError
-├── AlreadyPaidError            what is asked for is paid
-├── PurchaseOpenError           what is asked for has an open ask, which may be paid
+├── AlreadyPaidError            the purchase is paid
+├── PurchaseOpenError           another ask of the purchase may be paid
 └── LedgerError
     ├── LedgerInUseError        another process owns the ledger
     ├── LedgerUnavailableError  it could not be read or written

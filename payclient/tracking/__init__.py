@@ -1,8 +1,13 @@
 """From a request to its outcome: sends through the ledger, and follows what is open to its end.
 
-`tracker` is the front door, which `context` opens, `attempts` the only way to send, `poller` the only loop. What they
-decide by is pure: `followup` says when to query and by which id, `evidence` what an answer means, `confirmations` which
-ids of a form that came back are confirmed, `rate_limit` when the next request may be made.
+- Front door: `context` opens the `tracker`; `outcomes`, `purchases`, `forms`, `reversals`, `health`.
+- Sending: `attempts`, the only way to send sales, forms and rows; `late_writes`, where the ledger fails.
+- Following: `asks` (those that are open), `poller` (the only loop), `queries`, `arrivals` (notifications),
+  `confirmations` (of forms), `recovery` (after a crash), `leases` (among processes).
+- Rules, all pure: `followup` (when to query, and by which id), `evidence` (what an answer means), `returned_form`
+  (which id is confirmed), `rate_limit`.
+
+An *ask* is a client transaction id that a customer is asked to pay, by a push or a form; its newest attempt counts.
 """
 
 from payclient.tracking.context import open_tracker, open_tracker_from_env

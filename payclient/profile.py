@@ -164,11 +164,13 @@ AFTER_STATUS = _must(
 )
 
 
-def _name_beside(path: str) -> Validator:
+def _name_beside(path_setting: str) -> Validator:
     """Make the validator of a field's name, which may be left out where its path is left out."""
-    return _must(
-        "be the name of a field", lambda name, path: _is_name(name) or (name is None and path is None), path
-    )
+
+    def good(name: object, path: object) -> bool:
+        return _is_name(name) or (name is None and path is None)
+
+    return _must("be the name of a field", good, path_setting)
 
 
 def _table(kind: type, *more: Validator) -> Any:

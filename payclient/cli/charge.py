@@ -85,7 +85,7 @@ def charge(
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
     written_to = {"--report": shown.report, "--skip-bad": shown.skip_bad, "--html": shown.html}
-    check_apart({"FILE": file, **written_to, **_read_from(options)})
+    check_apart({"FILE": file, **written_to, **_input_files(options)})
     rows = read_file(file, written, profile=profile)
     can_send = can_go_on(rows, shown.skip_bad)
     if not (can_send or shown.dry_run):
@@ -117,7 +117,7 @@ def charge(
     return code
 
 
-def _read_from(options: ChargeOptions) -> dict[str, Path | None]:
+def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
     """Return the files of the options that every charge needs."""
     kind, _, place = (options.ledger or "").partition(":")
     return {
@@ -141,8 +141,10 @@ def _left_out(file: ChargeFile, path: Path | None, carry: Callable[[], Carried])
 
 
 def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
-    """Print the plan; with `--yes` only a total that is not the sum, which may be a row without its key and phone, and
-    what is replaced. Raises `ConfigurationError` where nothing may be sent, or nobody can be asked.
+    """Print the plan. Raises `ConfigurationError` where nothing may be sent, or nobody can be asked.
+
+    With `--yes` only two warnings are printed: of a total that is not the sum of the rows, since a row may lack its key
+    and phone; and of a report that is replaced.
     """
     file = plan.file
     if shown.dry_run:

@@ -223,12 +223,11 @@ class Plan:
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
 
     def _phones(self) -> str:
-        phones = {
-            row.line: row.request.country_code for row in self.file.rows if row.respelled and row.request
-        }
+        respelled = [row for row in self.file.rows if row.respelled and row.request]
         known = self.options.loaded_profile.phone_shapes
-        shapes = [f"{known[each]} ({each})" for each in sorted({*phones.values()})]
-        return _many("respelled", [*phones], shapes=", ".join(shapes))
+        codes = sorted({row.request.country_code for row in respelled if row.request})
+        shapes = ", ".join(f"{known[code]} ({code})" for code in codes)
+        return _many("respelled", [row.line for row in respelled], shapes=shapes)
 
     def _rows(self) -> str:
         good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)

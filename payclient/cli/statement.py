@@ -158,7 +158,7 @@ def _check_state(row: Sequence[tuple[str, Any]], form: StatementOptions) -> None
 
 
 def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> str | None:
-    """Return the decimal mark; None, if the amounts are cents. Raises `InvalidRequestError` where none shows that."""
+    """Return the decimal mark, or None for cents. Raises `InvalidRequestError` where no amount shows which."""
     if options.amounts == "cents" or not file.delimiter:  # JSONL has whole cents
         return None
     texts = [_unsigned(each)[0] for each in amounts if isinstance(each, str)]

@@ -87,10 +87,11 @@ _MADE = {
 def read_statements(file: str) -> dict[str, str]:
     """Return the statements of `both.sql` and of another file of this package by name; each follows `-- name: NAME`."""
     text = "".join(Path(__file__).with_name(each).read_text(encoding="utf-8") for each in ("both.sql", file))
-    parts = re.split(r"^-- name: (\w+)\n", re.sub(r"(?m)^ *--(?! name:).*\n", "", text), flags=re.MULTILINE)
+    without_comments = re.sub(r"(?m)^ *--(?! name:).*\n", "", text)
+    parts = re.split(r"(?m)^-- name: (\w+)\n", without_comments)
     statements = {name: sql.strip() for name, sql in zip(parts[1::2], parts[2::2], strict=True)}
-    made = _MADE | {name: statements[name] for name in ("holds", "views")}
-    return {name: re.sub(r"\{(\w+)\}", lambda word: made[word[1]], sql) for name, sql in statements.items()}
+    values = _MADE | {name: statements[name] for name in ("holds", "views")}
+    return {name: re.sub(r"\{(\w+)\}", lambda word: values[word[1]], sql) for name, sql in statements.items()}
 
 
 def missing(path: str | None) -> LedgerMissingError:

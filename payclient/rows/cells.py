@@ -134,7 +134,8 @@ def read_cell(
     if not isinstance(cell, str):
         if json:
             return cell
-        cell, mark = _text_of(cell, field), mark and "."
+        cell = _text_of(cell, field)
+        mark = None if mark is None else "."  # which the text of a number has
     if json or field not in INTEGERS | {"by_nick_name"}:
         _check_damage(cell, field)
         return cell

@@ -301,7 +301,7 @@ class AnswerReader:
         return self._verdict(report, transaction_id)
 
     def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
-        """Return what a report of ours means for the ask. A pending one drops the report that was kept."""
+        """Return what a report of ours means for the ask; nothing, where what was sent may not be seen yet."""
         ask = self.ask
         if report.state == "Aceptado" and self.policy.reversal_may_be_on_its_way(ask, self.now):
             return Reading(report=report, is_about_ask=True)

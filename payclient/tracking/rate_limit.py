@@ -85,10 +85,11 @@ class RateLimit:
     def note_request(self, now: float, *, early: bool = False) -> None:
         """Count a request that is made now, or `early`, before its turn: the next one is ready a gap later.
 
-        Where many are early, few in a row count: nothing else would have a turn any more.
+        Of early requests in a row only the first few count: else nothing would have a turn any more.
         """
+        is_early_again = early and self._was_early
         put_off = self.ready_at() - self._turn_at
-        if not (early and self._was_early) or put_off <= MOST_PUT_OFF * self.gap:
+        if not is_early_again or put_off <= MOST_PUT_OFF * self.gap:
             self._count(now)
         self._was_early, self._turn_at = early, self._turn_at if early else now
 

@@ -90,7 +90,7 @@ def make_page(
 
     Style and script, one of `ASSETS`, are inline, allowed by their hashes; with `assets` they are files below it.
     """
-    style, code = (ASSETS[name].body.decode() if name else "" for name in ("style.css", script))
+    style, code = ASSETS["style.css"].body.decode(), ASSETS[script].body.decode() if script else ""
     if assets is None:
         style_source, code_source = hash_of(style), hash_of(code)
         style, code = f"<style>{style}</style>", code and f"<script>{code}</script>"
@@ -108,8 +108,8 @@ def make_page(
         "Content-Type": "text/html; charset=utf-8",
         "Cache-Control": "no-store",
         "Content-Security-Policy": policy,
-        # The forms open only for who says where the customer comes from (§4). Also as <meta>, where a proxy
-        # in front of the shop adds a policy of its own: the one read last holds.
+        # The forms open only where the browser names the site that the customer comes from (§4). The page repeats
+        # this as <meta>, since a proxy may add a policy of its own: the one read last holds.
         "Referrer-Policy": "origin",
         "X-Content-Type-Options": "nosniff",
     }

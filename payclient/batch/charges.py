@@ -370,7 +370,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 await _wait_for(pending, seconds if self._wait is None else min(seconds, self._wait))
             except StillPendingError:
                 if self._wait is None or self._wait > seconds:
-                    continue
+                    continue  # its expiry may have moved
             return True
         return False
 

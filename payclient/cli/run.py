@@ -130,7 +130,8 @@ class Run:
         seconds = self._limits.longest(tracker.profile, lanes.total(), max(lanes.values(), default=0))
         self.progress.ends_by = time.time() + seconds
         work = self._charge_all_rows(tracker), self.progress.show(), self._refresh_page()
-        self._charging, *_ = tasks = [asyncio.create_task(each) for each in work]
+        tasks = [asyncio.create_task(each) for each in work]
+        self._charging = tasks[0]
         if self._signals > 1:  # they came while the ledger was opened and read
             self._charging.cancel()
         try:

@@ -266,12 +266,12 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
     payments = {(each.identifier, each.record.attempt): each for each in paid}
     for asks in grouped(rows, "purchase").values():
         for record in asks:
-            each = payments.get((record.client_transaction_id, record.attempt))
-            if each is None or each.event is None:
+            write = payments.get((record.client_transaction_id, record.attempt))
+            if write is None or write.event is None:
                 continue
-            noted = await _note(database, asks, record, each.event.at)
-            if noted is not None and record == each.answer:  # no later write has changed it
-                each.answer = noted
+            noted = await _note(database, asks, record, write.event.at)
+            if noted is not None and record == write.answer:  # no later write has changed it
+                write.answer = noted
 
 
 async def _note(database: Database, asks: list[Record], record: Record, at: float) -> Record | None:

@@ -270,7 +270,7 @@ def _check_zeros(rows: Iterable[Row]) -> None:
     }
     seen = {*shapes.values()}
     for row in rows:
-        country, zero, digits = shapes.get(row.line, ("", True, 0))
-        if not zero and (country, True, digits + 1) in seen:
+        country, has_zero, digits = shapes.get(row.line, ("", True, 0))
+        if not has_zero and (country, True, digits + 1) in seen:
             why = f"has {digits} digits, and other phones of country {country} have {digits + 1} with a zero in front"
             row.add("phone_number", f"{why}: did a spreadsheet drop it?")

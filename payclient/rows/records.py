@@ -280,8 +280,8 @@ def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None
         raise InvalidRequestError(f"--sheet {given}: has no such sheet with content; its sheets are {names}")
     if len(filled) == 1:
         return filled[0]
-    count = f"has {len(filled)} sheets with content ({names}): give --sheet" if filled else "is empty"
-    raise InvalidRequestError(count)
+    why = f"has {len(filled)} sheets with content ({names}): give --sheet" if filled else "is empty"
+    raise InvalidRequestError(why)
 
 
 def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -> None:

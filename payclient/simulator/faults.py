@@ -152,7 +152,10 @@ class Faults:
     def _scripted(self, operation: str, client_transaction_id: str | None) -> Fault | None:
         for index, (fault, times) in enumerate(self.script):
             if fault.applies_to(operation, client_transaction_id):
-                self.script[index : index + 1] = [(fault, times - 1)] if times > 1 else []
+                if times > 1:
+                    self.script[index] = fault, times - 1
+                else:
+                    del self.script[index]
                 return fault
         return None
 

@@ -136,7 +136,8 @@ def _end_of(task: asyncio.Future[Any]) -> asyncio.Future[None]:
 
     def note_end(task: asyncio.Future[Any]) -> None:
         end(ended)
-        task.cancelled() or task.exception()  # an exception that nobody reads is logged by asyncio
+        if not task.cancelled():
+            task.exception()  # read it: asyncio logs one that nobody reads
 
     task.add_done_callback(note_end)
     return ended

@@ -470,7 +470,7 @@ class Charges(Iterator[ChargeResult]):
         return self._charges.pending
 
     async def _feed(self) -> bool:
-        """Hand over what was read, and wait until the batch has a result, or wants a request: True."""
+        """Hand over what was read, and wait. Return True where the batch wants a request before its next result."""
         read, self._unfed = self._unfed, []
         for each in read:
             self._read.put_nowait(each)

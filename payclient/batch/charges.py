@@ -280,9 +280,7 @@ class Charges(AsyncIterator[ChargeResult]):
         identifier = row.request.client_transaction_id
         fault, at = self._unread
         if self.stopped is not None and self._clock.monotonic() - at <= KNOWN_FOR:
-            return (
-                fault  # a server that is away takes seconds to fail, for each of thousands that are not sent
-            )
+            return fault  # for thousands of unsent rows: a server that is away takes seconds to fail
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:

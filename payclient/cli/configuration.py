@@ -92,12 +92,12 @@ class Configuration:
         are_tables = isinstance(batches, dict) and all(isinstance(each, dict) for each in batches.values())
         if not are_tables or self.batch not in (None, *batches):
             raise _lacks_section(path, f"batch.{self.batch or 'NAME'}")
-        above = _read_section(path, table, SETTINGS)
+        shared = _read_section(path, table, SETTINGS)
         sections = {name: _read_section(path, each, SETTINGS) for name, each in batches.items()}
-        own = sections.get(self.batch or "", {})
-        for name in _PAIRS & above.keys() & own.keys():
-            own[name] = _others(above[name], own[name]) + own[name]
-        values = above | own
+        batch = sections.get(self.batch or "", {})
+        for name in _PAIRS & shared.keys() & batch.keys():
+            batch[name] = _others(shared[name], batch[name]) + batch[name]
+        values = shared | batch
         if command not in ("charge", "doctor"):
             values = {name: value for name, value in values.items() if name in SHARED}
         # Only `reconcile` itself has its options at hand.

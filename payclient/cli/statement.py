@@ -90,9 +90,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
         file = read_records(path, options)
         _check_columns(file, options)
         rows, faults = _rows(file, options)
-        unnamed = list[int]()  # such as a total
-        while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-            unnamed.insert(0, rows.pop()[0])
+        unnamed = _take_unnamed(rows)
         if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
             faults.append(RowError(unnamed[0], None, "names no payment"))
         mark = _mark(file, options, [row.get("amount") for _, row in rows])
@@ -107,7 +105,8 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
                 entry = _entry(line, row, mark, sign, options.currency)
                 (passed_over if sign is None else entries).append(entry)
             except CellError as error:
-                faults += [RowError(line, None, str(error))] * (sign is not None)
+                if sign is not None:
+                    faults.append(RowError(line, None, str(error)))
         if faults:
             raise InvalidRequestError(terminal.listed(faults, _SHOWN))
         dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
@@ -127,6 +126,14 @@ def _rows(
             _check_state(found, options)
             rows.append((each.line, {field: cell for n, cell in found for field in options.fields_of(n)}))
     return rows, faults
+
+
+def _take_unnamed(rows: list[tuple[int, dict[str, Any]]]) -> list[int]:
+    """Remove the last lines that have no id, such as a total, and return which they were."""
+    unnamed = list[int]()
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        unnamed.insert(0, rows.pop()[0])
+    return unnamed
 
 
 def _check_columns(file: Records, form: StatementOptions) -> None:

@@ -149,7 +149,8 @@ async def _undo(
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
     # A setting that is missing is bad input: raise before the question.
-    options.address(), options.token()
+    options.address()
+    options.token()
     undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
     terminal.ask(question, "nothing was sent", yes=yes)
@@ -159,7 +160,8 @@ async def _undo(
             if ledger is not None:
                 state = await _reverse_by_ledger(session, ledger, which)
             else:
-                await (session.cancel if operation == "cancel" else session.reverse)(**attrs.asdict(which))
+                undo = session.cancel if operation == "cancel" else session.reverse
+                await undo(**attrs.asdict(which))
     except NotReversibleError:
         terminal.say(text("undo.too_late"))
         raise

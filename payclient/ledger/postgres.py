@@ -299,7 +299,7 @@ class PostgresLedger(StoredLedger):
         is_usable = os.getpid() == self._process and asyncio.get_running_loop() is self._writer.loop
         if is_usable and not self._closed:
             if self._writer.lease[0]:
-                # Give up the leases at once, so that other processes follow these asks from now on; or else they end.
+                # Other processes follow these asks from now on; where this fails, once the leases have ended.
                 leaving = self._read("leave", self._writer.owner, LEASE)
                 leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
             if self._listener is not None:

@@ -247,8 +247,8 @@ class Policy:
         self._schedule = schedule
         self.total_timeout = total_timeout
         self.absent_after: float = profile.absent_after
-        #: Whether a query can go by a transaction id.
         by_its_id = status is not None and status.by_transaction_id is not None
+        #: Whether a query can go by a transaction id.
         self.by_transaction_id: bool = own_source or by_its_id
         #: Whether a query of the service can go by our own id.
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None

@@ -264,7 +264,7 @@ class Leases:
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
                 self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
                 if ask is None:
-                    self._deferred.pop(client_transaction_id, None)  # which hastened it
+                    self._deferred.pop(client_transaction_id, None)  # the lease is not put off any more
         is_idle = self._reading is None or self._reading.done()
         if self._changed and is_idle and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)

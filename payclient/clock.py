@@ -118,6 +118,12 @@ def end(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
+def read_exception(task: asyncio.Future[Any]) -> None:
+    """Read the exception of a task that has ended: asyncio logs one that nobody reads."""
+    if not task.cancelled():
+        task.exception()
+
+
 def is_cancelled_alone(task: asyncio.Future[Any]) -> bool:
     """Return whether a task that was waited for was cancelled, and not the caller, which is a task too."""
     caller = asyncio.current_task()
@@ -136,8 +142,7 @@ def _end_of(task: asyncio.Future[Any]) -> asyncio.Future[None]:
 
     def note_end(task: asyncio.Future[Any]) -> None:
         end(ended)
-        if not task.cancelled():
-            task.exception()  # read it: asyncio logs one that nobody reads
+        read_exception(task)
 
     task.add_done_callback(note_end)
     return ended

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import payclient
 from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
-from payclient.clock import Clock, cancel_all
+from payclient.clock import Clock, cancel_all, read_exception
 from payclient.errors import OutcomeUnknownError, PurchaseOpenError, TrackerClosedError, UsageError
 from payclient.logs import tracker_log as log
 from payclient.validation import check_type
@@ -142,7 +142,7 @@ def _begin(work: Coroutine[Any, Any, Any], ended: SimpleQueue[Any]) -> None:
     """Start a task in the loop's thread, and hand it over once it has ended."""
 
     def hand_over(task: asyncio.Task[Any]) -> None:
-        task.cancelled() or task.exception()  # one that nobody reads is logged by asyncio
+        read_exception(task)
         ended.put(task)
 
     asyncio.get_running_loop().create_task(work).add_done_callback(hand_over)

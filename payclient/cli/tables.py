@@ -132,7 +132,8 @@ def cell_text(value: object, mark: str) -> str:
     if isinstance(value, float | Decimal):
         number = f"{value:{'.15g' if isinstance(value, float) else '.2f'}}"
         # A reader with the other decimal mark takes three digits behind this one for thousands.
-        return number.replace(".", mark) + "0" * (number[-4:-3] == ".")
+        has_three_decimals = number[-4:-3] == "."
+        return number.replace(".", mark) + ("0" if has_three_decimals else "")
     return "" if value is None or isinstance(value, CellError) else str(value)
 
 

@@ -233,7 +233,8 @@ def sums(totals: Mapping[str, int]) -> list[str]:
 
 def listed(items: Sequence[object], most: int = 5) -> str:
     """Return the first items, with dots for the others."""
-    return ", ".join([*map(str, items[:most]), *["..."] * (len(items) > most)])
+    dots = ["..."] if len(items) > most else []
+    return ", ".join([*map(str, items[:most]), *dots])
 
 
 def duration(seconds: float) -> str:

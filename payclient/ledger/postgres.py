@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 
+from payclient.clock import read_exception
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
@@ -301,7 +302,7 @@ class PostgresLedger(StoredLedger):
             if self._writer.lease[0]:
                 # Other processes follow these asks from now on; where this fails, once the leases have ended.
                 leaving = self._read("leave", self._writer.owner, LEASE)
-                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
+                leaving.add_done_callback(read_exception)
             if self._listener is not None:
                 await self._listener.aclose()
         await super().aclose()

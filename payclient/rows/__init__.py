@@ -191,7 +191,7 @@ def _read_row(
     if row.fault is not None:
         row.add(None, row.fault)
     elif count != wanted:
-        row.add(None, f"has {count} cells and the header {wanted}" + ": is it cut?" * (count < wanted))
+        row.add(None, f"has {count} cells and the header {wanted}{': is it cut?' if count < wanted else ''}")
     if count != wanted or (row.errors and not count):
         return
     for fault in columns.faults:
@@ -256,7 +256,8 @@ def _check_keys(rows: Iterable[Row]) -> None:
     for row in rows:
         others = [str(each.line) for each in same[row.key][: MAX_LINES + 2] if each is not row]
         if row.key and others:
-            named = ", ".join(others[:MAX_LINES]) + ", ..." * (len(others) > MAX_LINES)
+            dots = ["..."] if len(others) > MAX_LINES else []
+            named = ", ".join(others[:MAX_LINES] + dots)
             row.add(KEY, f"is the same as in {'lines' if len(others) > 1 else 'line'} {named}")
 
 

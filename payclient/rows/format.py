@@ -5,7 +5,7 @@ import codecs
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -215,20 +215,24 @@ class Columns:
             if field not in given and field != column
         ]
         if mapped:
-            numbered = enumerate(self.names, 1)
-            names = (name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in numbered)
-            mapped[-1] += f", and the file has {', '.join(names)}"
+            mapped[-1] += f", and the file has {', '.join(self._shown_names())}"
         customer = () if {"phone_number", "nick_name"} & given else ("phone_number",)
         lacking = [
-            f"there is no column {field}" + "; name yours by --key" * (field == KEY)
+            f"there is no column {field}{'; name yours by --key' if field == KEY else ''}"
             for field in dict.fromkeys((*form.columns, "country_code", "currency", *customer))
             if field not in given and field == form.columns.get(field, field)
         ]
-        order = ["order must be in a JSONL file"] * ("order" in given)
+        order = ["order must be in a JSONL file"] if "order" in given else []
         if faults := [*self.faults, *mapped, *order, *lacking]:
             what = "; ".join(faults).replace("; unknown column ", ", ")
-            hint = " (leave it out by --ignore or --ignore-rest)" * faults[-1].startswith("unknown column")
-            raise InvalidRequestError(f"line {line}: {what}{hint}")
+            if faults[-1].startswith("unknown column"):
+                what += " (leave it out by --ignore or --ignore-rest)"
+            raise InvalidRequestError(f"line {line}: {what}")
+
+    def _shown_names(self) -> Iterator[str]:
+        """Yield the names of the columns, but the number of one whose name may be a person's data."""
+        for number, name in enumerate(self.names, 1):
+            yield name if SHOWABLE.fullmatch(name) else f"(column {number})"
 
 
 def _unknown(name: str, number: int, form: Format) -> str:

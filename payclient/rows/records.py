@@ -181,7 +181,7 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int
     """
     known = [sum(bool(form.fields_of(str(cell))) for cell in line) for line in table]
     filled = [sum(cell != "" for cell in line) for line in table]
-    row = max(range(len(table)), key=lambda n: (known[n], filled[n] * (not any(known))))
+    row = max(range(len(table)), key=(known if any(known) else filled).__getitem__)
     if form.header_row is not None:
         row = form.header_row - 1
         if not 0 <= row < len(table) or not filled[row]:
@@ -261,7 +261,7 @@ def _read_sheet(path: Path, form: Layout) -> Records:
             del cells[len(header) :]
         rows.append(Row(line, tuple(header), cells, HIDDEN if line in hidden else None))
     return Records(
-        description="spreadsheet" + f", sheet {sheet}" * (len(filled) > 1),
+        description=f"spreadsheet, sheet {sheet}" if len(filled) > 1 else "spreadsheet",
         line=begin,
         names=tuple(header),
         delimiter=",",

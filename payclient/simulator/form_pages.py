@@ -174,7 +174,8 @@ def _redirect(address: str) -> web.Response:
 
 def _money(form: Form) -> str:
     units, cents = divmod(abs(form.amount), 100)
-    return f'<p class="amount">{escape(form.currency)} {"-" * (form.amount < 0)}{units}.{cents:02}</p>'
+    sign = "-" if form.amount < 0 else ""
+    return f'<p class="amount">{escape(form.currency)} {sign}{units}.{cents:02}</p>'
 
 
 def _host_of(address: str) -> str | None:

@@ -122,7 +122,8 @@ class MerchantApi:
                 body = parse_body(request.content_type, raw, settings)
                 answer = self._change(operation, body, account, language)
         except RefusalError as refused:
-            books.tally["refused"] += is_counted and not is_query
+            if is_counted and not is_query:
+                books.tally["refused"] += 1
             answer = refused.as_json(language)
             not_found, code = settings.not_found
             statuses = {**_HTTP_STATUSES, code: not_found}

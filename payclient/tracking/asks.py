@@ -150,8 +150,8 @@ class OpenAsks:
         return ask
 
     def add(self, record: Record) -> Followed:
-        """Add an ask. An older attempt of its id ends, whose later look becomes this one's: the service may still be
-        about to list what the older one created.
+        """Add an ask. An older attempt of its id ends; the query that was planned for that one is made for this one,
+        since the service may not have listed yet what the older one created.
         """
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
         ask = Followed(record, *self._times(record, now), now)
@@ -323,7 +323,7 @@ class OpenAsks:
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
-            # A notification or a return ends the year: it is confirmed, by another process where this one dies.
+            # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
             is_named = record.notified_at is not None or record.candidate_ids
             self.leases.defer(record.client_transaction_id, 0.0 if is_named else A_YEAR)
 

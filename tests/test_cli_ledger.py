@@ -150,7 +150,7 @@ def test_expired_is_unresolved_only_after_its_last_query() -> None:
         created = Created(at=NOW, transaction_id=7, expires_at=NOW + window)
         record = after(fresh("order-1"), created, Expired(at=NOW + window))
         assert not is_unresolved(record, NOW + last)
-        assert "a run that is open asks until" in why(record, NOW + last)
+        assert "a run that is open queries until" in why(record, NOW + last)
         assert is_unresolved(record, NOW + last + 1)
 
 

@@ -175,7 +175,7 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
     """
     async with opened(ledger) as book:
         record, changes = await newest(book, identifier), await book.history(identifier)
-    receipt = json.loads(record.receipt or "{}")
+    receipt, until = json.loads(record.receipt or "{}"), _approvable_until(record)
     terminal.print_facts(
         {
             "client transaction id": record.client_transaction_id,
@@ -187,7 +187,7 @@ async def show(identifier: str, /, *, ledger: LedgerUrl = None) -> None:
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
             "heard of, unproven": candidates(record),
-            "could be approved until": (until := _approvable_until(record)) and moment(until),
+            "could be approved until": None if until is None else moment(until),
             "message": refusal(record) if record.state is State.REFUSED else record.reason,
             "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()),
         }

@@ -87,7 +87,8 @@ def table_bytes(
     """Return a whole file that ends in `.csv`, `.jsonl` or `.xlsx`."""
     if kind == ".xlsx":
         return _workbook(names, rows)
-    head = codecs.BOM_UTF8 * dialect.bom + csv_line(names, dialect) if kind == ".csv" else b""
+    bom = codecs.BOM_UTF8 if dialect.bom else b""
+    head = bom + csv_line(names, dialect) if kind == ".csv" else b""
     return head + b"".join(row_bytes(kind, names, row, dialect) for row in rows)
 
 

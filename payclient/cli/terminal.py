@@ -6,6 +6,7 @@ terminal that is stopped hold up no run.
 
 import io
 import logging
+import math
 import os
 import re
 import select
@@ -239,7 +240,7 @@ def listed(items: Sequence[object], most: int = 5) -> str:
 
 def duration(seconds: float) -> str:
     """Return `3 min 20 s`, rounded up to a second; `2 h 5 min`."""
-    whole = max(int(-(-seconds // 1)), 0)
+    whole = max(math.ceil(seconds), 0)
     if whole < 60:
         return f"{whole} s"
     minutes = whole // 60

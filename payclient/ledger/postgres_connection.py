@@ -310,7 +310,11 @@ class Listener:
         """Call `woken` for each change from now on, until what this returns is called."""
         key = object()
         self._watchers[key] = woken
-        return lambda: self._watchers.pop(key, None) and None
+
+        def stop() -> None:
+            self._watchers.pop(key, None)
+
+        return stop
 
     def _wake(self, client_transaction_id: str | None) -> None:
         for woken in tuple(self._watchers.values()):
@@ -325,7 +329,7 @@ class Listener:
 
     async def _listen(self) -> None:
         """Wake the watchers at each notification, over one connection after another, and every few seconds."""
-        told: set[int] = set()  # the cursors of the hints that were told of
+        seen: set[int] = set()  # the cursors of the hints that the watchers were woken for
         while True:
             connection: asyncpg.Connection | None = None
             try:
@@ -337,11 +341,11 @@ class Listener:
                 while not lost.is_set():
                     self._wake(None)  # before the query, which a silent wire holds up
                     rows = await connection.fetch(self._server.statements["hinted"], timeout=self._poll)
-                    # Whoever follows what was notified need not wait for it. Once: it may be forged.
+                    # The process that follows a notified ask queries at once, once for each hint, which may be forged.
                     for cursor, hinted in rows:
-                        if cursor not in told:
+                        if cursor not in seen:
                             self._wake(hinted)
-                    told = {cursor for cursor, _ in rows}
+                    seen = {cursor for cursor, _ in rows}
                     with suppress(TimeoutError):
                         # Not `wait_for`, which may lose our cancellation on CPython 3.11.
                         async with asyncio.timeout(self._poll):

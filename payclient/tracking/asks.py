@@ -317,9 +317,9 @@ class OpenAsks:
         if record.state.decided:
             self.touch()
             self._end_follow_up(record)
-            told = None if record.client_transaction_id in self._asks else self.on_change
-            if told is not None and before is not None and before.state in _UNFOLLOWED:
-                told(before, record)
+            callback = None if record.client_transaction_id in self._asks else self.on_change
+            if callback is not None and before is not None and before.state in _UNFOLLOWED:
+                callback(before, record)
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
@@ -331,8 +331,8 @@ class OpenAsks:
         if self.leases is not None:
             self.leases.drop(record.client_transaction_id)
         if record.kind == "form":
-            for told in self.on_form_decided:
-                told(record)
+            for callback in self.on_form_decided:
+                callback(record)
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. The code decides nothing."""

@@ -52,7 +52,7 @@ def objection(record: Record, as_: str) -> str | None:
         state for state, table in TRANSITIONS.items() if kind in table and not state.decided
     )
     running = record.state in (State.SENDING, State.PENDING)
-    hint = "; run the charge again, which asks the service first" if running else ""
+    hint = "; run the charge again, which queries the service first" if running else ""
     return (
         f"{record.client_transaction_id} is {record.state}: only what is {allowed} is decided by hand{hint}; "
         "nothing was changed"

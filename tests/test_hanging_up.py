@@ -10,7 +10,18 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import FakeService, Gate, form, hint, lost_answer, outcome_of, pending_of, sale, selling, tracking
+from fake_service import (
+    FakeService,
+    Gate,
+    form,
+    hint,
+    lost_answer,
+    outcome_of,
+    pending_of,
+    sale,
+    selling,
+    tracking,
+)
 from payclient.events import Event
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record

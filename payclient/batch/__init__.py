@@ -1,7 +1,7 @@
 """`charge_all`: many charges through one tracker, one open sale per customer, memory bounded.
 
 Two limits: requests in flight, and prompts pending on people's phones. A pending prompt holds no connection, so one
-limit around both would be slow.
+limit around both would be slow. `charges` runs a batch, `lanes` says whose turn it is, `retries` what is sent again.
 """
 
 from __future__ import annotations

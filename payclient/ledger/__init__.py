@@ -1,6 +1,8 @@
 """The durable record of attempts: what must be on disk before a byte leaves, and what is known since.
 
-The permit *is* the INSERT of an attempt: its unique key decides who may send.
+The permit *is* the INSERT of an attempt: its unique key decides who may send. Read `records` (rows), `batch` and
+`writer` (what both databases share), then `sqlite` with `sqlite_files`, or `postgres` with `postgres_connection`;
+`memory` stands alone, `archive` makes files, and the statements are in `*.sql`.
 
 A ledger holds no personal data in the clear. What a keyed digest is worth: without the ledger it says nothing, but its
 key lies in the ledger, so that anyone who has the file can test guesses, such as all phone numbers of a country. Guard

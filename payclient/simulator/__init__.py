@@ -1,4 +1,4 @@
-"""The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
+"""The service, made a second time from its document: nothing of payclient is imported, nor any misreading with it.
 
 - Description: `settings` (the document's, and one real service's), `messages`.
 - Behaviour: `rules` (of a request), `transactions`, `books` (what becomes of them), `status`, `notifications`.

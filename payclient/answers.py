@@ -140,7 +140,7 @@ def is_id(value: object) -> bool:
 
 TransactionId = NewType("TransactionId", int)
 
-#: Stands for a field that is there and is not of its type. Nothing is coerced: `"12"`, `12.0` and `True` are no ids.
+#: Stands for a field that is there and is not of its type. Nothing is coerced: `"12"`, `12.0` and `True` are not ids.
 UNREADABLE: Any = object()
 
 

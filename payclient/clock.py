@@ -137,7 +137,7 @@ async def outlive(task: asyncio.Task[_T]) -> _T:
 
 
 def _end_of(task: asyncio.Future[Any]) -> asyncio.Future[None]:
-    """Return a future that ends with a task. It can be cancelled without the task."""
+    """Return a future that ends with a task, and can be cancelled without the task."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def note_end(task: asyncio.Future[Any]) -> None:

@@ -27,8 +27,8 @@ PayError                        each carries client_transaction_id where there i
     ├── LedgerUnavailableError  it could not be read or written
     └── DifferentRequestError   the same client transaction id with other content
 
-None holds a token, personal data of yours or an object of aiohttp, and each survives pickling. What the service wrote
-into its own messages is kept, bounded.
+None holds a token, personal data of yours or an object of aiohttp, and each survives pickling. The service's own
+messages are kept, bounded.
 """
 
 from collections.abc import Iterable
@@ -53,8 +53,8 @@ class ErrorDetail:
 class PayError(Exception):
     """The base of every error that payclient raises on purpose."""
 
-    # Attributes with defaults, set after `args`: that is all that pickling needs. What few raise sites know is an
-    # attribute of the class, set on the error that has it.
+    # Attributes with defaults, set after `args`: that is all that pickling needs. What only a few raise sites give is
+    # an attribute of the class, set on the error that has it.
     def __init__(self, message: str = "", *, client_transaction_id: str | None = None) -> None:
         super().__init__(message)
         self.client_transaction_id = client_transaction_id

@@ -245,7 +245,7 @@ class ReversalNotSent(Event):
     """The request to give it back is proven not to have reached the service."""
 
     evidence = Evidence.NOT_SENT
-    #: The `expires_at` of its permit, which tells it from a later request.
+    #: The `expires_at` of its permit, which no later request has.
     permitted_until: float | None = None
 
 
@@ -324,7 +324,7 @@ class Withdrawn(NothingPaid):
 
 @attrs.frozen(kw_only=True)
 class Conflicted(Event):
-    """A report or notification speaks of something that is not ours; it decides nothing."""
+    """A report or notification is about something that is not ours; it decides nothing."""
 
     evidence = Evidence.CONFLICT
     what: str = attrs.field(converter=sanitize_text)

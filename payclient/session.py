@@ -186,8 +186,8 @@ class PaySession:
 
         `timeouts` sets this call's total; connecting keeps the session's time-out.
         `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was created.
-        `OutcomeUnknownError`: it may exist, never send it again by yourself. What `before_send` raises comes
-        through unchanged, with nothing sent.
+        `OutcomeUnknownError`: it may exist, never send it again by yourself. Errors of `before_send`
+        come through unchanged, with nothing sent.
         """
         return await self._send_in_time(
             "sale", self.encode_sale(request), wire.decode_sale, before_send, timeouts

@@ -196,7 +196,7 @@ class Tracker:
     """`payclient.Tracker` without `await`, for any thread. Made by `open_tracker`.
 
     The tracker opens at its first call, or by `with`. Close it by `close`, at the end of the `with`, or at the end of
-    the program. Each method does what the async method of its name does, and raises `UsageError` in two more cases: an
+    the program. Each method does what the async method of its name does. `UsageError` is raised in two more cases: an
     event loop runs in the calling thread (a Jupyter cell may block all the same), or a fork calls a tracker that its
     parent opened. A caller who is interrupted (Ctrl-C) leaves what it waited for running. A thread that still waits
     60 s after the end of the main one gets `OutcomeUnknownError`, also from `sale`, whose charge may exist then.

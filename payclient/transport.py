@@ -255,7 +255,7 @@ class AiohttpTransport:
 def _read_proxy(proxy: Secret[str]) -> tuple[Secret[URL], Secret[dict[str, str]] | None]:
     """Return the address of a proxy, and the header with its name and password, if it has them.
 
-    They are kept apart, since aiohttp shows the address in its warnings, but no headers. Raises `ConfigurationError`
+    Both are kept apart, since aiohttp shows the address in its warnings, but no headers. Raises `ConfigurationError`
     that does not repeat it.
     """
     with contextlib.suppress(ValueError, TypeError):

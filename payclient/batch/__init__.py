@@ -29,8 +29,8 @@ def charge_all(
     """Charge many, one open sale per customer: `async with charge_all(...) as results`, then `async for`.
 
     Every request gives one `ChargeResult`, in the order in which they are decided; one that fails never ends the
-    others. `max_in_flight` counts requests, `max_pending` prompts on people's phones; `rate` is sends a second, and
-    fewer where the profile's `queries_per_minute` could not follow them; `wait` is how many seconds each sale is
+    others. `max_in_flight` counts requests, `max_pending` prompts on people's phones. `rate` is sends a second, and
+    fewer where the profile's `queries_per_minute` could not follow them. `wait` is how many seconds each sale is
     waited for (None: to its end, 0: until it is recorded). The customer with most charges comes first: of all in a list
     or a tuple, else of a window by which the requests are read ahead.
 

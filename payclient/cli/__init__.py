@@ -1,6 +1,6 @@
 """The command `payclient`: `app` names the module of each command, which mostly is that of its own name.
 
-Of a run over rows read `charge`, `plan`, `run`, `report`, `progress`, then the page for people: `page`, with its
+For a run over rows read `charge`, `plan`, `run`, `report`, `progress`, then the page for people: `page`, with its
 template `report.html.j2`.
 """
 

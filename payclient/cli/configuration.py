@@ -23,7 +23,7 @@ SETTINGS = SHARED | {
     "max_in_flight", "max_pending", "wait", "retry",
 }  # fmt: skip
 
-#: Commands of the simulated service, which is no shop, and of the guides.
+#: Commands of the simulated service, which is not a shop, and of the guides.
 _WITHOUT = frozenset({"demo", "guide", "simulate"})
 
 #: The argument that names a command's own file; the settings file is looked for beside that file.

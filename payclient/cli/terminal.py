@@ -50,7 +50,7 @@ class _StandardStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         raw = text.encode(self.encoding, "replace")
-        # Of such a stream `select` cannot tell whether it is ready.
+        # `select` cannot show whether such a stream is ready.
         if sys.platform == "win32" or self._call("fileno") is None:
             self._call("write", raw.decode(self.encoding))
         else:

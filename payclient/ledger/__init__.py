@@ -4,9 +4,9 @@ The permit *is* the INSERT of an attempt: its unique key decides who may send. R
 `writer` (what both databases share), then `sqlite` with `sqlite_files`, or `postgres` with `postgres_connection`;
 `memory` stands alone, `archive` makes files, and the statements are in `*.sql`.
 
-A ledger holds no personal data in the clear. What a keyed digest is worth: without the ledger it says nothing, but its
-key lies in the ledger, so that anyone who has the file can test guesses, such as all phone numbers of a country. Guard
-the file and its backups as a list of customers.
+A ledger holds no personal data in the clear, but keyed digests. Their key lies in the ledger, so that anyone who has
+the file can test guesses, such as all phone numbers of a country. Guard the file and its backups as a list of
+customers.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
 class Ledger(Protocol):
     """The durable record that sending, following and forms share.
 
-    Every method raises `LedgerUnavailableError` where it cannot do its work. It is safe to cancel: what was queued is
-    still carried out, in order.
+    Every method raises `LedgerUnavailableError` where it cannot do its work. Cancelling a call is safe: what was queued
+    is still carried out, in order.
     """
 
     #: 32 random bytes of this ledger's own, with which content and lanes are hashed. The key keeps two ledgers apart
@@ -110,7 +110,7 @@ class Ledger(Protocol):
 
         False: there is an attempt of its client transaction id that forbids it (the same number, or one that is not
         REFUSED). Raises `PurchaseHeldError` where an ask of its purchase under another id is paid or open; an open
-        form counts unless the record says `beside_open_form`. Of two at once that exclude each other one is granted,
+        form counts unless the record says `beside_open_form`. Where two at once exclude each other, one is granted,
         whichever processes they come from.
         """
 
@@ -118,14 +118,14 @@ class Ledger(Protocol):
         """Apply the event to the attempt and return the updated record. Durable once this returns.
 
         `record` is what the caller last saw: where the ledger's is newer, the event is applied to that one.
-        Raises `TransitionError`, changing nothing, where its state does not take the event, and its subclass
-        `TransactionTakenError` for a `Created` whose transaction another client transaction id has that was sent under
-        the same credentials.
+        Raises `TransitionError`, changing nothing, where its state does not take the event. Its subclass
+        `TransactionTakenError` is raised for a `Created` whose transaction id another client transaction id has, sent
+        under the same credentials.
         """
 
     async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
-        """Return every attempt of those client transaction ids that have one, where number n stands at n - 1, and every
-        attempt of a purchase in the order of their permits, in one round trip.
+        """Return the attempts of each of those ids, number n at n - 1, and those of a purchase in the order of their
+        permits, in one round trip. An id without an attempt is left out.
         """
 
     async def get(self, client_transaction_id: str) -> Record | None:

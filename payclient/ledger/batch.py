@@ -290,6 +290,6 @@ async def note_unsaid(database: Database, at: float) -> None:
     _, rows = await database.look_up((), list(newest))
     for purchase, asks in grouped(rows, "purchase").items():
         for record in asks:
-            # Of another version another process may have written it by now.
+            # Where the version is another, another process may have written it by now.
             if [record.client_transaction_id, record.version] == newest[purchase]:
                 await _note(database, asks, record, at)

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: one host after another, settings read before anything is trusted, a schema made once,
 and LISTEN.
 
-What asyncpg raises may quote a statement, a value or the address with its password: nothing of it goes further than
+Errors of asyncpg may quote a statement, a value or the address with its password: nothing of it goes further than
 the fault's name.
 """
 

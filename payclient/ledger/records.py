@@ -77,7 +77,7 @@ _MADE = {
     **{name: ", ".join(columns) for name, columns in COLUMNS.items()},
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),
-    # UNPAID: the customer closed the form, and the service does not call it cancelled. It may be handed out again.
+    # UNPAID: the customer closed the form, and the service does not call it cancelled. Links may be used again.
     "links_are_dead": f"(({_any_of('state', [*PAID, *(each for each in State if each.decided)])}) "
     f"AND evidence <> '{Evidence.UNPAID}')",
     "news": f"({_any_of('after', FEED)}) AND (after <> before OR event = '{Overpaid.__name__}')",

@@ -123,7 +123,7 @@ class SqliteDatabase:
         return self._is_wiped
 
     def _wipe(self) -> None:
-        # What a reader still needs is wiped another time: waiting for its end would hold up all permits.
+        # Pages that a reader still needs are wiped another time: waiting for its end would hold up all permits.
         self._connection.execute("PRAGMA busy_timeout = 0")
         try:
             is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

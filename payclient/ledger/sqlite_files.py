@@ -41,7 +41,7 @@ APPLICATION_ID = 0x5061794C
 #: Seconds that the owner waits for a program that reads, backs up or writes its file.
 BUSY = 2.0
 
-#: What SQLite raises where it would have to make or write the shared memory of a write-ahead log. Where an owner was
+#: The errors of SQLite where it would have to make or write the shared memory of a write-ahead log. Where an owner was
 #: killed as it began that log, SQLite tries for ten seconds first.
 _NEEDS_SHARED_MEMORY = frozenset(
     {"SQLITE_CANTOPEN", "SQLITE_READONLY_CANTINIT", "SQLITE_READONLY_RECOVERY", "SQLITE_PROTOCOL"}
@@ -136,7 +136,7 @@ def _identity_of(file: str) -> tuple[int, int]:
 
 # The owner
 
-#: What `flock` raises where a file system has no locks.
+#: The errors of `flock` where a file system has no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 #: The lock files that this process has open.
@@ -254,8 +254,8 @@ def _check_in_place(path: str, identities: dict[str, tuple[int, int]]) -> None:
 def open_file(path: str, *, create: bool) -> OpenFile:
     """Open, lock and check a ledger's file; `create` makes a missing one.
 
-    Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
-    `LedgerUnavailableError`.
+    Raises `ConfigurationError` for what is not a ledger, or not in a safe place, `LedgerMissingError`,
+    `LedgerInUseError`, `LedgerUnavailableError`.
     """
     given, path = path, os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     try:
@@ -322,7 +322,8 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
 def open_to_read(path: str) -> OpenFile:
     """Open a ledger's file beside its owner, to be read only.
 
-    Raises `ConfigurationError` for what is no ledger of this version, `LedgerMissingError`, `LedgerUnavailableError`.
+    Raises `ConfigurationError` for what is not a ledger of this version, `LedgerMissingError`,
+    `LedgerUnavailableError`.
     """
     path = os.path.realpath(path)
     if not os.path.exists(path):

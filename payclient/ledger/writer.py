@@ -1,8 +1,8 @@
 """The half that both databases share: a queue of operations, and the ledger on top.
 
-What queues during a commit forms the next batch, so the disk's fsync is shared out among all callers. A caller that is
-cancelled stops waiting; the operation is carried out all the same, in order. Each operation is answered: by its result,
-`TransitionError`, or `LedgerUnavailableError`.
+Operations that queue during a commit form the next batch, so the disk's fsync is shared out among all callers. A caller
+that is cancelled stops waiting; the operation is carried out all the same, in order. Each operation is answered: by its
+result, `TransitionError`, or `LedgerUnavailableError`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _OPEN_DOCUMENT = {
     rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
 }
 
-#: What is raised for a spreadsheet that is damaged, or otherwise not as Excel writes it.
+#: The errors of a spreadsheet that is damaged, or otherwise not as Excel writes it.
 _UNREADABLE = CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, zipfile.BadZipFile
 
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
@@ -315,7 +315,7 @@ def _mark_broken(table: list[list[Any]], path: Path, sheet: str) -> set[int]:
             fault = "is a formula without its value: open and save the file"
         else:
             continue
-        # It may lie outside of what calamine takes for the filled part.
+        # Such a cell may lie outside of what calamine takes for the filled part.
         table.extend([""] * len(table[0]) for _ in range(len(table), line))
         table[line - 1] += [""] * (place - len(table[line - 1]))
         table[line - 1][place - 1] = CellError(fault)

@@ -1,7 +1,7 @@
 """Faults, by script or by chance: their kinds, and which comes next. No I/O.
 
 A scripted fault comes before one of chance. Chance hangs on the seed, the operation, the client transaction id (or the
-path of a query) and how often that was requested, so neither the order of arrival nor another run changes it.
+path of a query) and how often that was requested. Neither the order of arrival nor another run changes it.
 """
 
 import json

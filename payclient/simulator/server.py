@@ -40,9 +40,9 @@ class Simulator(Books):
     Unless `control` says otherwise, the page at / and the control routes below /_simulator exist on a loopback host
     only, because they take no token. Its clock is the machine's, begins at noon, and `advance` lets it jump.
 
-    Where a sale is an argument, it is a transaction id or a client transaction id, whose newest sale is meant;
-    LookupError if there is none, ValueError if the sale must be pending and is decided. Likewise of a payment id, whose
-    form must be open and its link alive.
+    Where a sale is an argument, it is a transaction id or a client transaction id, whose newest sale is meant. Raises
+    LookupError where there is no such sale, and ValueError where the sale must be pending and is decided; for a payment
+    id likewise, whose form must be open and its link alive.
     """
 
     host: str = "127.0.0.1"

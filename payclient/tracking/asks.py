@@ -101,8 +101,8 @@ class OpenAsks:
         self.find: Callable[[str], Followed | None] = self._asks.get
         #: The event that feeds wait for; None while none does, so that a change costs nothing then.
         self._changed: asyncio.Event | None = None
-        #: Called with the record before and after each change of state of an ask that is followed here, or that is
-        #: decided before it is followed: refused by the answer to its POST, or given back.
+        #: Called with the record before and after each change of state of an ask that is followed here. Also called for
+        #: one that is decided before it is followed: refused by the answer to its POST, or given back.
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called with each form once it is decided: its links are dead.
         self.on_form_decided: list[Callable[[Record], object]] = []
@@ -150,8 +150,8 @@ class OpenAsks:
         return ask
 
     def add(self, record: Record) -> Followed:
-        """Add an ask. An older attempt of its id ends; the query that was planned for that one is made for this one,
-        since the service may not have listed yet what the older one created.
+        """Add an ask. An older attempt of its id ends. The query that was planned for that one is made for this one:
+        the service may not have listed yet what the older one created.
         """
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
         ask = Followed(record, *self._times(record, now), now)

@@ -1,6 +1,6 @@
 """The meaning of an answer for an ask: the events that it stands for. No clock, no I/O, no logging.
 
-What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report.
+The ask itself keeps what counts from one query to the next: a first proof of absence, the last report.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MISSING = 15.0
 class Credentials:
     """The credentials under which attempts are sent, and those under which "not found" is about them.
 
-    A digest keyed by the ledger's own key stands for a token. Which other token finds what one has sent is learnt by
-    each process anew, and only from a sale whose transaction id is known: from the answer to our own POST, or from a
-    query under credentials that may judge the sale.
+    A digest keyed by the ledger's own key stands for a token. Each process learns anew which other token finds what one
+    has sent, and only from a sale whose transaction id is known: from the answer to our own POST, or from a query under
+    credentials that may judge the sale.
     """
 
     def __init__(self, digest_key: bytes) -> None:

@@ -284,7 +284,7 @@ class Policy:
     def can_find(self, record: Record) -> bool:
         """Return whether a query can go by an id that is known of the attempt: ours, or a transaction's.
 
-        Of an open form it may yet become known: from its browser, for instance.
+        An open form's may yet become known: from its browser, for instance.
         """
         named = record.candidate_ids if record.kind == "sale" else ()
         is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
@@ -320,7 +320,7 @@ class Policy:
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
     def _is_last(self, ask: Followed) -> bool:
-        """Return whether no last query is left. Of a form's that are all overdue one that was answered is enough."""
+        """Return whether no last query is left. If all of a form's are overdue, one that was answered is enough."""
         overdue = ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale
         is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)

@@ -123,7 +123,7 @@ class Leases:
         #: process that has the lease, which should have ended its follow-up by now.
         self.ours: set[str] = set()
         self.beside: set[str] = set()
-        #: Ids that are held and not followed: the ledger failed in between, or somebody was told of a form.
+        #: Ids that are held and not followed: the ledger failed in between, or a form was notified or came back.
         self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
         self._must_look = False

@@ -25,9 +25,9 @@ class Purchase:
 
     - `key`: The name that the merchant gave it.
     - `asks`: One outcome for each client transaction id of an ask, the oldest first.
-    - `held_until`: Until when, about, an open ask keeps another one from being sent, in UTC seconds since the epoch: a
-      push request, or a form whose links may still be paid, also where its customer closed it. None: another ask may be
-      sent now, or the purchase is paid.
+    - `held_until`: Until when, about, an open ask keeps another one from being sent, in UTC seconds since the epoch.
+      Open is a push request, or a form whose links may still be paid, also where its customer closed it. None: another
+      ask may be sent now, or the purchase is paid.
     """
 
     key: str

@@ -85,7 +85,7 @@ class RateLimit:
     def note_request(self, now: float, *, early: bool = False) -> None:
         """Count a request that is made now, or `early`, before its turn: the next one is ready a gap later.
 
-        Of early requests in a row only the first few count: else nothing would have a turn any more.
+        Only the first few early requests in a row count: else nothing would have a turn any more.
         """
         is_early_again = early and self._was_early
         put_off = self.ready_at() - self._turn_at
@@ -133,9 +133,9 @@ class RateLimit:
                 self._slowdown = 0.0
 
 
-#: The lines in which a request is waited for: by callers, who make it themselves; for notified asks and confirmations,
-#: for asks past their expiry or checked by hand, for forms past it, of which a shop has many that were left, for the
-#: routine, and for decided asks that were notified.
+#: The lines in which requests wait, the best first: of callers, who make the request themselves; of notified asks, and
+#: confirmations; of asks past their expiry, or checked by hand; of forms past theirs, of which customers leave many; of
+#: all other open asks; and of decided asks that are queried once more.
 CALLERS, NOTIFIED, FINAL, LEFT, ROUTINE, LATE = LINES = range(1, 7)
 
 #: The line that goes first in each turn: the notified are seldom passed over, never twice in a row; no line starves.

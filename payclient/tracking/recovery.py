@@ -78,9 +78,9 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 async def look_back(poller: Poller) -> None:
     """Go on with attempts that were cancelled or refused not long ago, and may be paid all the same.
 
-    A process may have ended before one of two answers came: to the confirmation of a form that its customer had given
-    up, and paid later; or to the last query of an attempt that was notified, or was refused as existing. A busy day
-    takes seconds to read, so this runs while the tracker is open, and begins again where the ledger fails.
+    A process may have ended before it confirmed a form that its customer had given up, and paid later; or before the
+    last query of an attempt that was notified, or was refused as existing, was answered. A busy day takes seconds to
+    read, so this runs while the tracker is open, and begins again where the ledger fails.
     """
     while True:
         try:
@@ -134,7 +134,7 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     is_late = notified_at is not None and notified_at >= decided_at
     history = await ledger.history(unpaid.client_transaction_id) if is_late or is_refused else []
     dues: list[float | None] = []
-    # It may have been queried, but the answer "not found" leaves no event.
+    # The attempt may have been queried, but the answer "not found" leaves no event.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
     # `Refused.exists`, of any attempt: once more, for an index that lags.

@@ -161,7 +161,7 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
         poller.recheck(record, after=2 * total)
         raise
     except BaseException as error:
-        asks.follow(permitted)  # a query tells
+        asks.follow(permitted)  # a query shows how it ended
         if isinstance(error, (OutcomeUnknownError, asyncio.CancelledError)):  # a closing tracker cancels it
             return Outcome.of(permitted)
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)

@@ -237,7 +237,7 @@ class Tracker:
         """Give a payment back, whole, and say what is known then: `paid` is False once it was given back.
 
         The payment is REVERSING, `paid` None, from before the request leaves: no second call sends one, in any process.
-        Where the service's answer is lost it stays so until a query tells; `wait()` waits for that. Raises
+        Where the service's answer is lost it stays so until a query shows it; `wait()` waits for that. Raises
         `NotReversibleError`, any other `RefusedError`, `NotSentError` and `LedgerError` where it is still paid,
         `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid, or archived.
         """
@@ -255,8 +255,8 @@ class Tracker:
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id, or `status` is given.
 
-        `purchase` is what it is a form for, as of `sale`, with the same `AlreadyPaidError` and `PurchaseOpenError`: a
-        form counts as open until its links are dead, or the service calls it cancelled.
+        `purchase` is what the form is for, as in `sale`, and raises `AlreadyPaidError` and `PurchaseOpenError`
+        likewise. A form counts as open until its links are dead, or the service calls it cancelled.
         """
         check_type("request", request, PrepareRequest)
         return await self._forms.prepare(request, purchase)
@@ -266,13 +266,13 @@ class Tracker:
     ) -> PaymentForm:
         """Return the form of a purchase that lives at least `margin` seconds more; prepare one where none is open.
 
-        However many ask at once, in whatever process and after a restart, one is prepared and all get it. One that the
-        service calls cancelled is not handed out. `make_request(client_transaction_id)` builds a form's request with
-        the id that it is given.
+        However many callers there are at once, in whatever process and after a restart, one form is prepared and all
+        get it. A form that the service calls cancelled is not handed out. `make_request(client_transaction_id)` builds
+        a form's request with the id that it is given.
 
         Raises `AlreadyPaidError` where the purchase is paid. Raises `PurchaseOpenError`, with the ask and until when,
-        where a push request is open, a form came back and is not decided, or its links may still be paid and are too
-        old to be handed out. Links stand in the ledger while they live, unless the tracker keeps none.
+        where a push request is open, where a form came back and is not decided, and where a form's links are too old to
+        hand out and may still be paid. Links stand in the ledger while they live, unless the tracker keeps none.
         """
         check_type("make_request", make_request, Callable)
         check_type("margin", margin, int | float)

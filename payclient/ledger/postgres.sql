@@ -127,9 +127,9 @@ FROM payclient.attempts AS a LEFT JOIN LATERAL (
 
 -- Insert permits and changes, and return the client transaction ids of those that were inserted: the others are
 -- forbidden by what the database holds. One statement, so that a process that stops amid it holds nothing that others
--- wait for. A process that lost its connection waits by the lock for what it had asked. Rows are inserted in one order,
--- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do;
--- and one plan for all calls, since to plan this takes thrice as long as to do it.
+-- wait for. By the lock, a process that lost its connection waits for its last statement. Rows are inserted in one
+-- order, lest two processes wait for each other. Every look-up uses an index, also by a plan that was made over an
+-- empty table. One plan serves all calls: planning takes three times as long as the work.
 CREATE FUNCTION payclient.write(
     bigint, bigint, double precision,
     text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], text[],
@@ -219,8 +219,8 @@ BEGIN
 END $$;
 
 -- Changes are numbered before their commits, so that one may come into sight later than one of a higher number. The
--- highest that is in sight is taken first; then, whoever may have drawn a lower number holds a lock on the table until
--- the end of its transaction: these are waited for. Nothing is returned while one of them is stuck.
+-- highest number in sight is read first. Every transaction that may have drawn a lower one locks the table until it
+-- ends, and is waited for. Nothing is returned while one of them is stuck.
 CREATE FUNCTION payclient.news(since bigint, page integer) RETURNS SETOF payclient.history LANGUAGE plpgsql AS $$
 DECLARE
     last bigint;
@@ -252,7 +252,7 @@ BEGIN
     RAISE EXCEPTION '%', TG_ARGV[0];
 END $$;
 
--- Locks the attempt before it, as the check of a change does that leaves REFUSED: of these two one comes first.
+-- Locks the attempt before it. So does the check of a change that leaves REFUSED: one of the two comes first.
 CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM payclient.attempts
@@ -266,7 +266,7 @@ BEGIN
     RETURN new;
 END $$;
 
--- After the insertion, and so after whoever archived before it: what one sees, no other can have deleted.
+-- Runs after the insertion, and so after any archive before it: what is seen here cannot have been deleted.
 CREATE FUNCTION payclient.check_permits() RETURNS trigger LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -430,8 +430,8 @@ SELECT pg_logical_emit_message(true, 'payclient', '')
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 
--- Whoever writes attempts or changes comes before what follows in this transaction, or after it. The server ends it
--- where its process stands still, or its machine is gone: all permits wait for it.
+-- Every writer of attempts or changes comes before what follows in this transaction, or after it. The server ends the
+-- transaction where its process stands still, or its machine is gone: all permits wait for it.
 -- name: lock_writers_out
 SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '5s';
@@ -443,21 +443,21 @@ INSERT INTO payclient.archived ({kept}, archived_at, ask)
 SELECT {kept}, $1, (SELECT ask FROM payclient.attempts AS a WHERE a.id = r.id) FROM payclient.live_records AS r
 WHERE id IN (SELECT value::bigint FROM json_array_elements_text($2::json))
 
--- What an opening of the ledger had asked before it lost its connection is done or undone once this is answered.
+-- Once this is answered, all that an opening of the ledger sent before it lost its connection is done or undone.
 -- name: wait_for_own
 SELECT pg_advisory_xact_lock($1::bigint)
 
 -- name: notify
 SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
 
--- What is open and was notified, as far as that is in the newest changes: for a listener that heard nothing of it.
+-- Open asks that were notified, as far as that is in the newest changes: for a listener that missed the news.
 -- name: hinted
 SELECT cursor, client_transaction_id FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 2000) AS newest
 JOIN payclient.open_attempts USING (attempt_id) JOIN payclient.attempts ON id = attempt_id
 WHERE event IN ('Notified', 'Returned')
 
 -- Payments beside another one of their purchase, as far as they are in the newest changes, after which no ask of it was
--- said to be paid twice; the newest last. What costs more is looked at for fewer, whatever a plan would rather do.
+-- said to be paid twice; the newest last. CASE fixes the order: what costs more is looked up for fewer.
 -- name: unsaid
 SELECT purchase, client_transaction_id, (SELECT max(version) FROM payclient.changes WHERE attempt_id = a.id)
 FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
@@ -506,7 +506,7 @@ UPDATE payclient.open_attempts AS o SET due = clock_timestamp() + make_interval(
 FROM unnest($2::text[], $3::float8[]) AS v (id, seconds) JOIN payclient.attempts AS a ON a.client_transaction_id = v.id
 WHERE o.attempt_id = a.id AND o.holder = $1
 
--- What is put off for long stays so.
+-- A lease that is put off for longer stays put off.
 -- name: leave
 UPDATE payclient.open_attempts SET holder = 0, due = CASE
     WHEN due <= clock_timestamp() + make_interval(secs => $2) THEN clock_timestamp() ELSE due END

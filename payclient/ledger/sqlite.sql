@@ -1,8 +1,8 @@
 -- The SQLite ledger, beside both.sql. Words in braces are made from `lifecycle` by records.py.
 --
--- Nothing but INSERT is ever done to an attempt and to its changes; where an attempt stands is what its newest change
--- says. The database itself keeps the promises: its unique keys and its guards refuse a second open attempt, every
--- illegal move, and any change of what was written. The PostgreSQL ledger has the same tables.
+-- Attempts and their changes are only inserted: the newest change says where an attempt stands. The database itself
+-- keeps the promises: its unique keys and its guards refuse a second open attempt, every illegal move, and any change
+-- of what was written. The PostgreSQL ledger has the same tables.
 
 -- name: schema
 CREATE TABLE meta (
@@ -110,7 +110,7 @@ FROM attempts LEFT JOIN changes ON cursor = (
 
 {views}
 
--- These two also stand against INSERT OR REPLACE, which deletes without asking a trigger.
+-- These two also stand against INSERT OR REPLACE, which deletes without a trigger.
 CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
 WHEN new.id <= (SELECT max(id) FROM attempts)
 OR EXISTS (

@@ -33,7 +33,7 @@ PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 #: What of the async classes is not here: `aclose` is `close`, and the rest is for batches and the command line.
 NOT_HERE = {
-    "Tracker": {"aclose", "attempts"}, "PendingSale": {"digest", "refusal"}, "Charges": set[str](),
+    "Tracker": {"aclose", "attempts"}, "PendingSale": {"record"}, "Charges": set[str](),
 }  # fmt: skip
 
 

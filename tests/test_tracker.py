@@ -485,7 +485,8 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
         await tracker.sale(sale("created"))
         await error_of(payclient.NotSentError, tracker.sale(sale("never")))
         assert await tracker.find("never") is None
-        assert (await pending_of(tracker, "dead")).refusal == (Evidence.NOT_SENT, None)
+        dead = (await pending_of(tracker, "dead")).record
+        assert (dead.evidence, dead.error_type) == (Evidence.NOT_SENT, None)
     ledger = service.ledger
     assert await ledger.get("never") is None
     refused, dead, half, created = [

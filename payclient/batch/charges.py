@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine,
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
-from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, rows_of
+from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, may_send, rows_of
 from payclient.batch.retries import SEND_BACKOFF, RetryPolicy, sends_per_second
 from payclient.clock import Timer, sleep, start, within
 from payclient.errors import LedgerError, NotSentError, StillPendingError, UsageError
@@ -224,8 +224,12 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _queue_lane(self, lane: Lane) -> None:
         """Queue a lane whose first row may be sent, or is answered without a send."""
-        self._turns.add(lane, sends=lane.rows[0].may_send(retry_refused=self._retry_refused))
+        self._turns.add(lane, sends=self._may_send(lane.rows[0]))
         self._start_ready()
+
+    def _may_send(self, row: LaneRow) -> bool:
+        known = None if row.known is None else row.known.record
+        return may_send(known, retry_refused=self._retry_refused)
 
     async def _queue_later(self, lane: Lane, seconds: float) -> None:
         """Queue a lane again in so many seconds, or as the batch stops; meanwhile others may start."""
@@ -248,7 +252,7 @@ class Charges(AsyncIterator[ChargeResult]):
         ):
             lane, now = self._turns.first(), self._clock.monotonic()
             row, work = lane.rows[0], self._charge
-            if self.stopped is None and row.may_send(retry_refused=self._retry_refused):
+            if self.stopped is None and self._may_send(row):
                 if self._shares and now - row.read_at > KNOWN_FOR:
                     work = self._read_first
                 elif now < (when := self._rate.ready_at()):
@@ -335,11 +339,11 @@ class Charges(AsyncIterator[ChargeResult]):
         if row.refused or (self._shares and self.stopped is not None):
             # Its sale may have been found paid since, or sent by another process.
             unread = await self._read_again(row)
-        key, may_send = row.request.client_transaction_id, row.may_send(retry_refused=self._retry_refused)
-        if row.refused and not may_send:
+        key, sends = row.request.client_transaction_id, self._may_send(row)
+        if row.refused and not sends:
             refused = row.refused.outcome if unread is None else None
             return ChargeResult(request_key=key, outcome=refused, error=unread)
-        if may_send and self.stopped is not None:
+        if sends and self.stopped is not None:
             unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         self._sends.add(asyncio.current_task())
@@ -353,7 +357,7 @@ class Charges(AsyncIterator[ChargeResult]):
             return again
         finally:
             self._sends.discard(asyncio.current_task())
-        if may_send:  # a sale that was in the ledger proves nothing about the service now
+        if sends:  # a sale that was in the ledger proves nothing about the service now
             self._retries.sent(pending, token, made_at)
         return pending
 

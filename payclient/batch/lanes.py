@@ -18,7 +18,7 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Evidence
-from payclient.lifecycle import State
+from payclient.lifecycle import Record, State
 from payclient.models import SaleRequest
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.outcomes import Outcome, PendingSale
@@ -78,9 +78,15 @@ def is_refusal(error: Exception | None) -> TypeGuard[RefusedError]:
     return isinstance(error, RefusedError) and error.http_status is not None
 
 
-def passes(evidence: Evidence, error_type: str | None) -> bool:
-    """Return whether a refusal was about the moment and not about the row, so that another run tries the row again."""
-    return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
+def may_send(known: Record | None, *, retry_refused: bool) -> bool:
+    """Return whether a row may be sent by the attempt that its id has; otherwise that attempt is its answer.
+
+    A refusal about the moment, and not about the row, is always tried again.
+    """
+    if known is None or known.state is not State.REFUSED:
+        return known is None
+    passes = known.error_type in PASSING or known.evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
+    return retry_refused or passes
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)
@@ -100,11 +106,6 @@ class LaneRow:
     def refused(self) -> PendingSale | None:
         """The sale that the ledger had, where it was refused."""
         return self.known if self.known is not None and self.known.state is State.REFUSED else None
-
-    def may_send(self, *, retry_refused: bool) -> bool:
-        """Return whether the row may be sent, as far as is known; otherwise its answer is in the ledger."""
-        refused = self.refused
-        return self.known is None if refused is None else retry_refused or passes(*refused.refusal)
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from payclient.batch import ChargeRow
-from payclient.batch.lanes import passes
+from payclient.batch.lanes import may_send
 from payclient.cli import terminal
-from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report
+from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report, ledger_line
 from payclient.cli.run import CHUNK
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
@@ -84,11 +84,8 @@ async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Se
         for key, record in (await book.get_many([*chunk])).items():
             row = chunk[key]
             digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
-            is_same = record.digest == digest and row.purchase in (None, record.purchase)
-            is_refused = record.state is State.REFUSED
-            known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
-            if limits.retry == "refused" or passes(record.evidence, record.error_type):
-                known.again += is_refused
+            known.labels[key] = ledger_line(row, record, digest).label
+            known.again += may_send(record, retry_refused=limits.retry == "refused")
         known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
     return known
 

@@ -25,7 +25,7 @@ from payclient.errors import (
     PurchaseOpenError,
     RefusedError,
 )
-from payclient.lifecycle import State
+from payclient.lifecycle import Record, State
 from payclient.rows import ChargeFile
 from payclient.rows.format import plain
 from payclient.rows.records import Row
@@ -134,6 +134,18 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
         purchase=row.purchase or "",
         **facts | error_facts(error),
     )
+
+
+def ledger_line(row: ChargeRow, record: Record, digest: bytes) -> Line:
+    """Return the line of a row by the attempt that has its id; `digest` is that of the row's content.
+
+    What was refused created nothing: the id may be sent with other content.
+    """
+    is_same = record.digest == digest and row.purchase in (None, record.purchase)
+    if is_same or record.state is State.REFUSED:
+        return line_of(row, Outcome.of(record))
+    words = f"this id is in the ledger with other content and {record.state}; nothing was sent"
+    return line_of(row, None, DifferentRequestError(words))
 
 
 def error_facts(error: Exception | None) -> dict[str, Any]:

@@ -16,17 +16,17 @@ from typing import Literal, TypeVar
 import attrs
 
 from payclient.batch import ChargeRow, charge_all
-from payclient.batch.lanes import LaneRow
+from payclient.batch.lanes import may_send
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress
-from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
+from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, ledger_line, line_of
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
 from payclient.clock import cancel_all
-from payclient.errors import DifferentRequestError, PayError
+from payclient.errors import PayError
 from payclient.lifecycle import State
 from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
@@ -174,14 +174,10 @@ class Run:
     def _line(self, tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
         """Return the line of a row by the sale that has its id."""
         # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
-        looked_up = LaneRow(row.request, row.purchase, pending)
-        if pending is None or looked_up.may_send(retry_refused=self._limits.retry == "refused"):
+        record = None if pending is None else pending.record
+        if record is None or may_send(record, retry_refused=self._limits.retry == "refused"):
             return line_of(row, None)
-        if tracker.attempts.is_same(row.request, row.purchase, pending):
-            return line_of(row, pending.outcome)
-        words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
-        is_refused = pending.state is State.REFUSED
-        return line_of(row, None, None if is_refused else DifferentRequestError(words))
+        return ledger_line(row, record, tracker.attempts.encode(row.request).digest)
 
     async def _read_ledger(self, tracker: Tracker) -> None:
         """Count by the ledger each row that has no result, or that changed after its result was counted."""

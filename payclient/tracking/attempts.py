@@ -162,11 +162,6 @@ class Attempts:
         records = await self._ledger.get_many(client_transaction_ids)
         return {identifier: self._poller.handle(record) for identifier, record in records.items()}
 
-    def is_same(self, request: SaleRequest, purchase: str | None, pending: PendingSale) -> bool:
-        """Return whether a sale was made for this purchase with this content, by the digest that the ledger keeps."""
-        record = pending._record
-        return record.digest == self.encode(request).digest and purchase in (None, record.purchase)
-
     @property
     def are_shared(self) -> bool:
         """Whether other processes may have this ledger open."""

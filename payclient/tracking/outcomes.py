@@ -144,11 +144,13 @@ class PendingSale:
     #: None: it is not followed here.
     _ask: Followed | None
 
-    def _now(self) -> Record:
+    @property
+    def record(self) -> Record:
+        """The record of the attempt, as far as this process knows."""
         return self._record if self._ask is None else self._ask.record
 
     def __repr__(self) -> str:
-        record = self._now()
+        record = self.record
         return f"<PendingSale {record.client_transaction_id} {record.state} transaction_id={record.transaction_id}>"
 
     @property
@@ -169,39 +171,33 @@ class PendingSale:
     @property
     def transaction_id(self) -> int | None:
         """The service's id; None while it is not known."""
-        return self._now().transaction_id
+        return self.record.transaction_id
 
     @property
     def state(self) -> State:
         """Where it stands, as far as this process knows."""
-        return self._now().state
+        return self.record.state
 
     @property
     def expires_at(self) -> float | None:
         """UTC seconds since the epoch from which the customer can no longer approve (§8); never early."""
-        return self._now().expires_at
+        return self.record.expires_at
 
     @property
     def remaining(self) -> float:
         """Seconds until `expires_at`, at least 0."""
-        expires_at = self._now().expires_at
+        expires_at = self.record.expires_at
         return 0.0 if expires_at is None else max(expires_at - self._poller.clock.time(), 0.0)
 
     @property
     def notified_at(self) -> float | None:
         """When a notification came, in UTC seconds since the epoch (§6)."""
-        return self._now().notified_at
+        return self.record.notified_at
 
     @property
     def outcome(self) -> Outcome:
         """The facts that are known now, without waiting."""
-        return Outcome.of(self._now(), report=None if self._ask is None else self._ask.report)
-
-    @property
-    def refusal(self) -> tuple[Evidence, str | None]:
-        """The evidence of a refusal, and its error's class name."""
-        record = self._now()
-        return record.evidence, record.error_type
+        return Outcome.of(self.record, report=None if self._ask is None else self._ask.report)
 
     async def wait(self, timeout: float | None = None) -> Outcome:
         """Wait for the outcome. Its `paid` is True, False, or None while it is not known.
@@ -213,7 +209,7 @@ class PendingSale:
         # Behind a timer at nan the loop may fire no other one.
         if timeout is not None and isnan(timeout):
             raise UsageError("timeout must be a number of seconds, and nan is not one; tracking goes on")
-        asks, record = self._poller.asks, self._now()
+        asks, record = self._poller.asks, self.record
         asks.check_loop()
         ask = asks.follow(record)
         if ask is None:
@@ -231,7 +227,7 @@ class PendingSale:
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""
-        return await self._learn(await self._poller.check(self._now()))
+        return await self._learn(await self._poller.check(self.record))
 
     async def _learn(self, outcome: Outcome) -> Outcome:
         """Return the outcome, and take its record into this handle, whose own ask may be followed no more."""

@@ -17,7 +17,7 @@ from payclient.clock import SystemClock, outlive, start, within
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
-from payclient.validation import is_loopback, is_secure, parse_address
+from payclient.validation import file_fault, is_loopback, is_secure, parse_address
 
 __all__ = ["Secret"]
 
@@ -77,11 +77,8 @@ class TokenFile:
 
     def read(self) -> str:
         """Return the token as it is now. Raises `ConfigurationError`."""
-        # A pipe or a device might never end.
-        if os.path.exists(self._path) and not os.path.isfile(self._path):
-            raise ConfigurationError(
-                f"the token file {self._path} must be a regular file, not a directory, a pipe or a device"
-            )
+        if fault := file_fault(self._path):
+            raise ConfigurationError(f"the token file {self._path} {fault}")
         try:
             token = Secret(self._path.read_text(encoding="utf-8-sig", errors="replace").strip())
         except OSError as error:

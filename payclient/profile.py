@@ -23,7 +23,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import check_type, is_personal, is_positive
+from payclient.validation import check_type, file_fault, is_personal, is_positive
 
 __all__ = [
     "DOCUMENT",
@@ -361,9 +361,8 @@ class ServiceProfile:
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
-        if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe or a device might never end
-            words = "must be a regular file, not a directory, a pipe or a device"
-            raise ConfigurationError(f"the profile {path} cannot be read: {words}")
+        if fault := file_fault(path):
+            raise ConfigurationError(f"the profile {path} cannot be read: {fault}")
         try:
             settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:

@@ -7,6 +7,7 @@ the class is made, and `_find_faults`, which is exact and runs only where the qu
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import sys
 import unicodedata
@@ -373,6 +374,13 @@ class CheckedModel:
             errors = [field_fault(name, *descriptions) for name, descriptions in faults.items()]
             identifier = getattr(self, "client_transaction_id", None)
             raise InvalidRequestError(errors=errors, client_transaction_id=loggable_id(identifier))
+
+
+def file_fault(path: str | os.PathLike[str]) -> str | None:
+    """Return why a path is not to be read, or None: reading a pipe or a device might never end."""
+    if not os.path.exists(path) or os.path.isfile(path):
+        return None
+    return "must be a regular file, not a directory, a pipe or a device"
 
 
 def check_type(name: str, value: object, kind: Any) -> None:

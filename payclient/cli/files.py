@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from payclient.errors import ConfigurationError
+from payclient.validation import file_fault
 
 #: Opens a new file for its owner only.
 private: partial[int] = partial(os.open, mode=0o600)
@@ -41,11 +42,9 @@ def write_file(option: str, path: Path, content: bytes) -> None:
 
 
 def check_regular(option: str, path: Path) -> None:
-    """Raise `ConfigurationError` for a directory, a pipe or a device: reading it might never end."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigurationError(
-            f"{option} {path.name}: must be a regular file, not a directory, a pipe or a device; nothing was sent"
-        )
+    """Raise `ConfigurationError` for a directory, a pipe or a device."""
+    if fault := file_fault(path):
+        raise ConfigurationError(f"{option} {path.name}: {fault}; nothing was sent")
 
 
 def check_output(option: str, path: Path, *endings: str) -> None:

@@ -19,6 +19,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
 from payclient.rows.format import Layout, plain
+from payclient.validation import file_fault
 
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
@@ -129,8 +130,8 @@ def read_records(path: Path, form: Layout) -> Records:
     if kind not in (*_CSV, *SHEETS, *_JSONL):
         raise InvalidRequestError("a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl")
     try:
-        if path.exists() and not path.is_file():
-            raise InvalidRequestError("must be a regular file, not a directory, a pipe or a device")
+        if fault := file_fault(path):
+            raise InvalidRequestError(fault)
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
         raw = b"" if kind in SHEETS else path.read_bytes()

@@ -261,14 +261,16 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 def advance(record: Record, event: Event) -> Record:
     """Return the record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
     if record.archived:
-        raise _refusal(record, f"the attempt was archived as {record.state}, and takes no more events")
+        raise transition_error(
+            record, f"the attempt was archived as {record.state}, and takes no more events"
+        )
     table = TRANSITIONS[record.state]
     try:
         target = table[type(event)]
     except KeyError:
-        raise _refusal(record, f"{record.state} does not take {type(event).__name__}") from None
+        raise transition_error(record, f"{record.state} does not take {type(event).__name__}") from None
     if words := _overtaken(record, event):
-        raise _refusal(record, words)
+        raise transition_error(record, words)
     changes = _changes(record, event)
     changes["version"] = record.version + 1
     if target is not None:
@@ -285,7 +287,8 @@ def advance(record: Record, event: Event) -> Record:
     return _changed(record, changes)
 
 
-def _refusal(record: Record, words: str) -> TransitionError:
+def transition_error(record: Record, words: str) -> TransitionError:
+    """Return the error of an event, or of a permit, that the record of its attempt does not take."""
     return TransitionError(words, client_transaction_id=record.client_transaction_id)
 
 
@@ -353,7 +356,7 @@ def _id_changes(record: Record, event: Found) -> dict[str, Any]:
     elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
         return {"transaction_id": event.transaction_id}
     elif event.transaction_id not in (None, record.transaction_id):
-        raise _refusal(record, f"a report of transaction {event.transaction_id} is not this one's")
+        raise transition_error(record, f"a report of transaction {event.transaction_id} is not this one's")
     return {}
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import attrs
 
-from payclient.errors import ConfigurationError, LedgerMissingError, TransitionError
+from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.events import Created, Event, Evidence, Found, Overpaid
 from payclient.ledger import Change, PurchaseHeldError
-from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
+from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance, transition_error
 from payclient.logs import ledger_log as log
 
 #: The states whose arrival is news to a reader of the feed.
@@ -269,7 +269,7 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
 def check_fresh(record: Record) -> None:
     """Raise `TransitionError` where no permit is for this record."""
     if record.state is not State.SENDING or record.version != 0:
-        raise _refusal(record, "a permit is for a fresh attempt")
+        raise transition_error(record, "a permit is for a fresh attempt")
 
 
 def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Record) -> bool:
@@ -281,7 +281,7 @@ def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Recor
     if attempts and (len(attempts) >= record.attempt or attempts[-1].state is not State.REFUSED):
         return False
     if len(attempts) != record.attempt - 1:
-        raise _refusal(record, "the attempt before it is missing")
+        raise transition_error(record, "the attempt before it is missing")
     if holder := purchase_holder(asks, record):
         raise PurchaseHeldError(holder)
     return True
@@ -290,15 +290,11 @@ def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Recor
 def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Record, Record]:
     """Return the attempt as it is and as the event leaves it. Raises `TransitionError`, as `advance` does."""
     if not 1 <= record.attempt <= len(attempts):
-        raise _refusal(record, "no such attempt")
+        raise transition_error(record, "no such attempt")
     before = attempts[record.attempt - 1]
     after = advance(before, event)
     is_corrected = before.state is State.REFUSED and after.state is not State.REFUSED
     if is_corrected and record.attempt < len(attempts):
         words = f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now"
-        raise _refusal(record, words)
+        raise transition_error(record, words)
     return before, after
-
-
-def _refusal(record: Record, words: str) -> TransitionError:
-    return TransitionError(words, client_transaction_id=record.client_transaction_id)

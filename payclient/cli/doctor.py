@@ -26,7 +26,7 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.session import describe_failure
 from payclient.transport import AiohttpTransport
-from payclient.validation import is_loopback
+from payclient.validation import is_loopback, parse_address
 from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 
@@ -182,11 +182,8 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
 
 def check_site(url: str) -> Iterator[Check]:
     """Check whether a page of the merchant sends its referrer to a payment form (§4)."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # such as http://[
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    parts = parse_address(url)
+    if parts is None or parts.scheme not in ("http", "https") or "@" in parts.netloc:
         yield Check("wrong", text("doctor.address"))
         return
     try:

@@ -244,14 +244,13 @@ class Charges(AsyncIterator[ChargeResult]):
     def _start_ready(self) -> None:
         """Start the lanes that may start within the limits."""
         while (
-            self._turns
-            and self._in_flight < self._max_in_flight
+            self._in_flight < self._max_in_flight
             and self._in_flight + self.pending < self._max_pending
             and not self._results.full()
             and not self._exited
+            and (lane := self._turns.first()) is not None
         ):
-            lane, now = self._turns.first(), self._clock.monotonic()
-            row, work = lane.rows[0], self._charge
+            row, work, now = lane.rows[0], self._charge, self._clock.monotonic()
             if self.stopped is None and self._may_send(row):
                 if self._shares and now - row.read_at > KNOWN_FOR:
                     work = self._read_first

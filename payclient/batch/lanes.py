@@ -155,20 +155,17 @@ class Turns:
         self._heap: list[tuple[bool, int, int, Lane]] = []
         self._number = 0
 
-    def __bool__(self) -> bool:
-        while self._heap and self._heap[0][3].place != self._heap[0][2]:
-            heapq.heappop(self._heap)  # the lane has grown since, and has a place further ahead
-        return bool(self._heap)
-
     def add(self, lane: Lane, *, sends: bool) -> None:
         """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
         lane.place = self._number
         heapq.heappush(self._heap, (sends, -len(lane.rows), self._number, lane))
 
-    def first(self) -> Lane:
-        """Return the first lane. Check `bool(turns)` before, which also removes stale places."""
-        return self._heap[0][3]
+    def first(self) -> Lane | None:
+        """Return the first lane; None where there is none."""
+        while self._heap and self._heap[0][3].place != self._heap[0][2]:
+            heapq.heappop(self._heap)  # the lane has grown since, and has a place further ahead
+        return self._heap[0][3] if self._heap else None
 
     def take(self) -> None:
         """Remove the first lane."""

@@ -90,7 +90,7 @@ def read_statements(file: str) -> dict[str, str]:
     without_comments = re.sub(r"(?m)^ *--(?! name:).*\n", "", text)
     parts = re.split(r"(?m)^-- name: (\w+)\n", without_comments)
     statements = {name: sql.strip() for name, sql in zip(parts[1::2], parts[2::2], strict=True)}
-    values = _MADE | {name: statements[name] for name in ("holds", "views")}
+    values = statements | _MADE
     return {name: re.sub(r"\{(\w+)\}", lambda word: values[word[1]], sql) for name, sql in statements.items()}
 
 

@@ -1,6 +1,6 @@
 """For aiohttp.web: the tracker lives in a `cleanup_ctx`."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -38,10 +38,9 @@ def page_response(page: Page) -> web.Response:
     return web.Response(status=page.status, headers=page.headers, body=page.body)
 
 
-def _route(path: str, answer: Callable[[web.Request, str], Awaitable[Page]]) -> web.RouteDef:
+def _route(path: str, answer: Callable[[web.Request, Mapping[str, str]], Awaitable[Page]]) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
-        found = request.match_info
-        response = page_response(await answer(request, next(reversed(found.values()), "")))
+        response = page_response(await answer(request, request.match_info))
         if "Content-Encoding" in request.headers and not request.content.is_eof():
             # On a kept connection aiohttp would inflate the rest of the body in one go, to reach the next request.
             await response.prepare(request)

@@ -6,7 +6,7 @@ The receiver's answer is the same whatever came, so that nothing can be probed, 
 import asyncio
 import inspect
 import traceback
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -49,9 +49,9 @@ class Routes(Generic[_Request, _Response, _Route]):
 
     tracker_of: Callable[[_Request], Tracker]
     page_response: Callable[[Page], _Response]
-    #: Makes a route for any method. The last part of the path that varies is passed to the function: `{key}`, or
-    #: `{id}`, which may hold slashes.
-    make: Callable[[str, Callable[[_Request, str], Awaitable[Page]]], _Route]
+    #: Makes a route for any method. The variables of its path are passed to the function: `key`, or `id`, which may
+    #: hold slashes.
+    make: Callable[[str, Callable[[_Request, Mapping[str, str]], Awaitable[Page]]], _Route]
     #: Returns the query, the content type and the body of a request.
     read: Callable[[_Request], tuple[str, str, AsyncIterable[bytes]]]
 
@@ -66,7 +66,8 @@ class Routes(Generic[_Request, _Response, _Route]):
         # Error trackers show the variables of an inner function, too.
         own = None if secret is None else Secret(check_secret(secret))
 
-        async def receive(request: _Request, key: str) -> Page:
+        async def receive(request: _Request, found: Mapping[str, str]) -> Page:
+            key = found.get("key", "")
             await _take(self.tracker_of(request), own, on_receipt, key, *self.read(request))
             return ANSWER
 
@@ -81,11 +82,11 @@ class Routes(Generic[_Request, _Response, _Route]):
 
         check_setting("may_see", may_see, Callable, "a function")
 
-        async def status(request: _Request, identifier: str) -> Page:
-            allowed = may_see is None or may_see(request, identifier)
+        async def status(request: _Request, found: Mapping[str, str]) -> Page:
+            allowed = may_see is None or may_see(request, found["id"])
             if inspect.isawaitable(allowed):
                 allowed = await allowed
-            sale = await self.tracker_of(request).find(identifier) if allowed else None
+            sale = await self.tracker_of(request).find(found["id"]) if allowed else None
             return make_json({}, 404) if sale is None else make_json(sale_status(sale))
 
         async def asset(page: Page, *_: object) -> Page:
@@ -101,7 +102,7 @@ class Routes(Generic[_Request, _Response, _Route]):
         The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
         """
 
-        async def health(request: _Request, _: str) -> Page:
+        async def health(request: _Request, _: object) -> Page:
             found = await self.tracker_of(request).health()
             body = {"ok": found.ok, "problems": found.problems, **attrs.asdict(found)}
             return make_json(body, 200 if found.ok else 503)

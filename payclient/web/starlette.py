@@ -1,6 +1,6 @@
 """For Starlette, and for FastAPI, which is one: the tracker lives in the lifespan."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
@@ -43,10 +43,9 @@ def page_response(page: Page) -> Response:
     return Response(page.body, page.status, headers=page.headers)
 
 
-def _route(path: str, answer: Callable[[Request, str], Awaitable[Page]]) -> Route:
+def _route(path: str, answer: Callable[[Request, Mapping[str, str]], Awaitable[Page]]) -> Route:
     async def handle(request: Request) -> Response:
-        found = request.path_params
-        return page_response(await answer(request, next(reversed(found.values()), "")))
+        return page_response(await answer(request, request.path_params))
 
     route = Route(path.replace("{id}", "{id:path}"), handle)
     route.methods = None  # every method

@@ -9,7 +9,7 @@ large. The page of `redirect_response` has a `Referrer-Policy` of its own, whate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -77,9 +77,9 @@ def page_response(page: Page) -> HttpResponse:
     return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
 
 
-def _route(where: str, answer: Callable[[HttpRequest, str], Awaitable[Page]]) -> URLPattern:
+def _route(where: str, answer: Callable[[HttpRequest, Mapping[str, str]], Awaitable[Page]]) -> URLPattern:
     async def handle(request: HttpRequest, **found: str) -> HttpResponse:
-        return page_response(await answer(request, next(reversed(found.values()), "")))
+        return page_response(await answer(request, found))
 
     handle.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
     return path(where.lstrip("/").replace("{id}", "<path:id>").replace("{key}", "<str:key>"), handle)

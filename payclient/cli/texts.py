@@ -48,7 +48,7 @@ def in_languages(make: Callable[[], T]) -> list[T]:
 
 @cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """Return all texts by section and name, each in two languages; of a `sentence` its Spanish, by its English."""
+    """Return all texts by section and name, each in two languages; of what the code says, by its English."""
     return tomllib.loads(files("payclient.cli").joinpath("texts.toml").read_text(encoding="utf-8"))
 
 
@@ -89,7 +89,7 @@ def label(word: str) -> str:
 
 @cache
 def _reasons() -> list[tuple[re.Pattern[str], str]]:
-    pairs = [pair for section in ("reason", "error", "foreign") for pair in table()[section].values()]
+    pairs = [pair for section in ("reason", "foreign") for pair in table()[section].items()]
     return [(re.compile("(.+?)".join(map(re.escape, en.split("{}"))), re.DOTALL), es) for en, es in pairs]
 
 

@@ -82,13 +82,13 @@ class Charges(AsyncIterator[ChargeResult]):
         self._late = max(UNKNOWN_GRACE * self._scale - session.timeouts.total, 0.0)
         self._wait = wait
         self._retry_refused = "refused" in retry
-        window = max(WINDOW, 2 * max_pending)
-        #: While this queue is full, no further row is sent.
-        self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
+        #: While so many results wait for their reader, no further row is sent.
+        self._window = max(WINDOW, 2 * max_pending)
+        self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue()
         # A list of requests is read whole, so that the longest lane of all comes first.
         count = len(requests) if isinstance(requests, list | tuple) else 0
         #: Bounds the rows between being read and their result.
-        self._room = asyncio.Semaphore(max(window, count))
+        self._room = asyncio.Semaphore(max(self._window, count))
         self._lanes: dict[bytes, Lane] = {}
         self._turns = Turns()
         self._in_flight = 0  # rows that are being sent, or read again
@@ -208,7 +208,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _end_if_done(self) -> None:
         if self._fed and self._open_rows == 0:
-            self._start(self._results.put(None))
+            self._results.put_nowait(None)
 
     def _free(self, lane: Lane) -> None:
         """Queue a lane for its next row, now that its customer is free."""
@@ -246,7 +246,7 @@ class Charges(AsyncIterator[ChargeResult]):
         while (
             self._in_flight < self._max_in_flight
             and self._in_flight + self.pending < self._max_pending
-            and not self._results.full()
+            and self._results.qsize() < self._window
             and not self._exited
             and (lane := self._turns.first()) is not None
         ):
@@ -328,7 +328,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 with suppress(StillPendingError):
                     await _wait_for(sent, None if self._wait is None else max(self._wait - waited, 0.0))
             sent = ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome)
-        await self._emit(sent)
+        self._emit(sent)
         if has_result:
             self._free(lane)
 
@@ -375,9 +375,9 @@ class Charges(AsyncIterator[ChargeResult]):
             return True
         return False
 
-    async def _emit(self, result: ChargeResult) -> None:
+    def _emit(self, result: ChargeResult) -> None:
         if not self._exited:
-            await self._results.put(result)
+            self._results.put_nowait(result)
         self._room.release()
         self._open_rows -= 1
         self._end_if_done()

@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from payclient.batch import ChargeRow
-from payclient.batch.lanes import may_send
+from payclient.batch.lanes import CHUNK, may_send
 from payclient.cli import terminal
 from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report, ledger_line
-from payclient.cli.run import CHUNK
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, reason, text

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import attrs
 
 from payclient.batch import ChargeRow, charge_all
-from payclient.batch.lanes import may_send
+from payclient.batch.lanes import CHUNK, may_send
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress
@@ -40,9 +40,6 @@ TERM_GRACE = 30.0
 
 #: Seconds from an interrupt to the count of pending customers; requests in flight are answered meanwhile.
 IN_FLIGHT = 0.5
-
-#: Rows that are looked up in the ledger at once.
-CHUNK = 500
 
 #: The service counts as away where a request ends without an answer this many seconds after the first of them.
 AWAY_SECONDS = 10.0

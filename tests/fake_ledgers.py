@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import payclient
 from payclient.events import Event, Notified, Returned
-from payclient.ledger import Change, Found
+from payclient.ledger import Change, FoundRecords
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 
@@ -129,7 +129,7 @@ class FailingLedger(MemoryLedger):
         self._check("apply")
         return await super().apply(record, event)
 
-    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:
         self._check("get")
         return await super().find(ids, purchase)
 

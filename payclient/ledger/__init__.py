@@ -65,7 +65,7 @@ class Change:
 
 
 #: The attempts of each client transaction id, and those of a purchase.
-Found = tuple[dict[str, list[Record]], list[Record]]
+FoundRecords = tuple[dict[str, list[Record]], list[Record]]
 
 
 class PurchaseHeldError(Exception):
@@ -123,7 +123,7 @@ class Ledger(Protocol):
         under the same credentials.
         """
 
-    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:
         """Return the attempts of each of those ids, number n at n - 1, and those of a purchase in the order of their
         permits, in one round trip. An id without an attempt is left out.
         """

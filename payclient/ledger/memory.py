@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
-from payclient.ledger import Change, Found, Ledger, TransactionTakenError
+from payclient.ledger import Change, FoundRecords, Ledger, TransactionTakenError
 from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid
 from payclient.lifecycle import PAID, Record, State
 
@@ -89,7 +89,7 @@ class MemoryLedger(Ledger):
     def _asks(self, purchase: str | None) -> list[Record]:
         return self._records(self._purchases.get(purchase or "", ()))
 
-    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:
         return {each: list(attempts) for each in ids if (attempts := self._of(each))}, self._asks(purchase)
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:

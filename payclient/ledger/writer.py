@@ -18,7 +18,7 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
-from payclient.ledger import Change, Found, Ledger
+from payclient.ledger import Change, FoundRecords, Ledger
 from payclient.ledger.batch import Database, Get, Operation, Read, Write
 from payclient.ledger.records import change_of, check_fresh, permit_row, record_of
 from payclient.lifecycle import Record, advance
@@ -119,8 +119,8 @@ class StoredLedger(Ledger):
         after: Record = await self._submit(write)
         return after
 
-    async def find(self, ids: Sequence[str], purchase: str | None = None) -> Found:
-        found: Found = await self._submit(Get(ids, purchase))
+    async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:
+        found: FoundRecords = await self._submit(Get(ids, purchase))
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:

@@ -176,7 +176,7 @@ def test_what_the_command_line_refuses_is_said_in_spanish() -> None:
     """Each error that it raises, with whatever values."""
     choose_language("es")
     for place, function, words in calls():
-        if function.endswith(("Error", "_fail")) and "the report is closed" not in words:
+        if function.endswith(("Error", "_fail", "unfit")) and "the report is closed" not in words:
             said = re.sub(r"--[\w-]+", "", reason(words))
             assert said != words or not ENGLISH.search(words), (place, words)
             assert not ENGLISH.search(said), (place, said)

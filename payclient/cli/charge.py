@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from payclient.batch import ChargeRow
 from payclient.cli import terminal
-from payclient.cli.files import check_apart, write_file
+from payclient.cli.files import check_apart, unfit, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps
@@ -134,9 +134,7 @@ def _left_out(file: ChargeFile, path: Path | None, carry: Callable[[], Carried])
     content, *translated = in_languages(lambda: bad_rows(file, path, carry().dialect))
     if path.exists() and path.read_bytes() not in (content, *translated):
         # Somebody may have corrected them there.
-        raise ConfigurationError(
-            f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
-        )
+        raise unfit("--skip-bad", path, "is there already, with other rows")
     return path, content
 
 

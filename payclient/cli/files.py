@@ -41,24 +41,26 @@ def write_file(option: str, path: Path, content: bytes) -> None:
         raise ConfigurationError(f"{option} {path.name}: cannot be written: {error.strerror}") from None
 
 
+def unfit(option: str, path: Path, words: str) -> ConfigurationError:
+    """Return the error of a file that an option names and that is not fit for it, found before anything is sent."""
+    return ConfigurationError(f"{option} {path.name}: {words}; nothing was sent")
+
+
 def check_regular(option: str, path: Path) -> None:
     """Raise `ConfigurationError` for a directory, a pipe or a device."""
     if fault := file_fault(path):
-        raise ConfigurationError(f"{option} {path.name}: {fault}; nothing was sent")
+        raise unfit(option, path, fault)
 
 
 def check_output(option: str, path: Path, *endings: str) -> None:
     """Raise `ConfigurationError` where a file cannot be written later, or has none of the endings."""
     if path.suffix.lower() not in endings:
-        raise ConfigurationError(
-            f"{option} {path.name}: must end in {' or '.join(endings)}; nothing was sent"
-        )
+        raise unfit(option, path, f"must end in {' or '.join(endings)}")
     check_regular(option, path)
     if not path.parent.is_dir():
-        raise ConfigurationError(f"{option} {path.name}: its directory does not exist; nothing was sent")
+        raise unfit(option, path, "its directory does not exist")
     if not os.access(path.parent, os.W_OK):  # the file is made beside, and takes the place of an earlier one
-        why = os.strerror(errno.EACCES)
-        raise ConfigurationError(f"{option} {path.name}: cannot be written: {why}; nothing was sent")
+        raise unfit(option, path, f"cannot be written: {os.strerror(errno.EACCES)}")
 
 
 def check_apart(named: Mapping[str, Path | None]) -> None:
@@ -70,6 +72,4 @@ def check_apart(named: Mapping[str, Path | None]) -> None:
         found = path.stat() if path.exists() else None
         key = os.path.realpath(path) if found is None else (found.st_dev, found.st_ino)
         if seen.setdefault(key, option) != option:
-            raise ConfigurationError(
-                f"{option} {path.name}: is the same file as {seen[key]}; each must have its own; nothing was sent"
-            )
+            raise unfit(option, path, f"is the same file as {seen[key]}; each must have its own")

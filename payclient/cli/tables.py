@@ -13,9 +13,9 @@ from typing import Any
 
 import attrs
 
-from payclient.cli.files import check_output
+from payclient.cli.files import check_output, unfit
 from payclient.cli.texts import language, reason
-from payclient.errors import ConfigurationError, InvalidRequestError
+from payclient.errors import InvalidRequestError
 from payclient.events import escape_text
 from payclient.rows import ChargeFile
 from payclient.rows.cells import FORMULA, CellError
@@ -181,4 +181,4 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
         ]
         if {*wanted} <= {*table.names, *(rows[0] if rows else ())}:
             return rows
-    raise ConfigurationError(f"--report {path.name}: is there already and is not a report; nothing was sent")
+    raise unfit("--report", path, "is there already and is not a report")

@@ -17,7 +17,7 @@ _Callback = Callable[..., object]
 _SETTLING_PASSES = 10
 
 
-@define(order=True, unsafe_hash=True)  # the batch keeps its timers in a set
+@define(order=True)
 class _ManualTimer:
     when: float
     number: int  # timers of the same moment fire in the order of their calls

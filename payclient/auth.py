@@ -19,10 +19,7 @@ from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
 from payclient.validation import file_fault, is_loopback, is_secure, parse_address
 
-__all__ = ["Secret"]
-
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-
 
 #: A token, or an async callable that returns one.
 TokenSource = str | Callable[[], Awaitable[str]]

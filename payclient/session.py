@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import attrs
 
 from payclient import wire
-from payclient.auth import SIGNED_WITH, Secret, Token, TokenSource, check_base_url, service_from_env
+from payclient.auth import SIGNED_WITH, Token, TokenSource, check_base_url, service_from_env
 from payclient.clock import Deadlines, Timeouts
 from payclient.errors import (
     NotSentError,
@@ -33,6 +33,7 @@ from payclient.errors import (
 from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
+from payclient.secret import Secret
 from payclient.transport import AiohttpTransport, Connector
 from payclient.validation import check_setting, check_type
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport

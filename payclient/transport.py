@@ -25,8 +25,8 @@ from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from aiohttp.payload import Payload
 from yarl import URL
 
-from payclient.auth import Secret
 from payclient.errors import ConfigurationError, NotSentError
+from payclient.secret import Secret
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ import payclient
 from fake_service import FakeService, Scripted
 from fake_service import answer as json_answer
 from manual_clock import ManualClock
-from payclient.auth import Secret, service_fingerprint
+from payclient.auth import service_fingerprint
 from payclient.cli import main
 from payclient.events import Prepared
 from payclient.ledger import Ledger
@@ -52,6 +52,7 @@ from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.notifications import parse_return
+from payclient.secret import Secret
 from payclient.session import Exchange, PaySession
 from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
 from payclient.tracking.tracker import Tracker

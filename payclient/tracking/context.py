@@ -8,13 +8,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
-from payclient.auth import Secret, TokenSource, service_from_env
+from payclient.auth import TokenSource, service_from_env
 from payclient.clock import Clock, Timeouts, outlive, start
 from payclient.errors import ConfigurationError
 from payclient.ledger import open_ledger
 from payclient.logs import tracker_log as log
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
+from payclient.secret import Secret
 from payclient.session import Exchange, PaySession
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.tracker import Tracker

@@ -81,7 +81,7 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Seconds for which the lane of an unknown sale is busy beyond its expiry, which has the total time-out in it.
         self._late = max(UNKNOWN_GRACE * self._scale - session.timeouts.total, 0.0)
         self._wait = wait
-        self._retry_refused = "refused" in retry
+        self._retry = retry
         #: While so many results wait for their reader, no further row is sent.
         self._window = max(WINDOW, 2 * max_pending)
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue()
@@ -229,7 +229,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _may_send(self, row: LaneRow) -> bool:
         known = None if row.known is None else row.known.record
-        return may_send(known, retry_refused=self._retry_refused)
+        return may_send(known, self._retry)
 
     async def _queue_later(self, lane: Lane, seconds: float) -> None:
         """Queue a lane again in so many seconds, or as the batch stops; meanwhile others may start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterable
 from typing import TypeGuard
 
 import attrs
@@ -78,15 +78,15 @@ def is_refusal(error: Exception | None) -> TypeGuard[RefusedError]:
     return isinstance(error, RefusedError) and error.http_status is not None
 
 
-def may_send(known: Record | None, *, retry_refused: bool) -> bool:
+def may_send(known: Record | None, retry: Collection[str]) -> bool:
     """Return whether a row may be sent by the attempt that its id has; otherwise that attempt is its answer.
 
-    A refusal about the moment, and not about the row, is always tried again.
+    A refusal about the moment, and not about the row, is always tried again, others with `retry={"refused"}`.
     """
     if known is None or known.state is not State.REFUSED:
         return known is None
     passes = known.error_type in PASSING or known.evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
-    return retry_refused or passes
+    return passes or "refused" in retry
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)

@@ -84,7 +84,7 @@ async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Se
             row = chunk[key]
             digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
             known.labels[key] = ledger_line(row, record, digest).label
-            known.again += may_send(record, retry_refused=limits.retry == "refused")
+            known.again += may_send(record, limits.retry)
         known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
     return known
 

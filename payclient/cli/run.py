@@ -141,12 +141,11 @@ class Run:
 
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
-        limits, rows = self._limits, [*self._rows]
-        retry = () if limits.retry is None else (limits.retry,)
+        rows = [*self._rows]
         if tracker.attempts.are_shared:  # so that several processes over one file seldom want the same row
             random.shuffle(rows)
         try:
-            async with charge_all(tracker, rows, **attrs.asdict(limits) | {"retry": retry}) as results:
+            async with charge_all(tracker, rows, **attrs.asdict(self._limits)) as results:
                 self.progress.results = results
                 if self._signals:
                     results.stop("interrupted")
@@ -172,7 +171,7 @@ class Run:
         """Return the line of a row by the sale that has its id."""
         # A refused row that is sent again is not sent yet: its earlier attempt may have been found meanwhile.
         record = None if pending is None else pending.record
-        if record is None or may_send(record, retry_refused=self._limits.retry == "refused"):
+        if record is None or may_send(record, self._limits.retry):
             return line_of(row, None)
         return ledger_line(row, record, tracker.attempts.encode(row.request).digest)
 

@@ -70,7 +70,7 @@ def sale(
     fields: SaleOptions,
     options: ChargeOptions = ChargeOptions(),
     wait: Annotated[float | None, Number] = None,
-    retry: Literal["refused"] | None = None,
+    retry: tuple[Literal["refused"], ...] = (),
 ) -> int:
     """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
 

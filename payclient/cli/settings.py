@@ -177,7 +177,7 @@ class Limits:
     """Sends a second, at most."""
     wait: Annotated[float | None, Number] = None
     """Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."""
-    retry: Literal["refused"] | None = None
+    retry: tuple[Literal["refused"], ...] = ()
     """Try again what the service refused before."""
 
     def longest(self, profile: ServiceProfile, rows: int, longest_lane: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine
 from typing import Any
 
@@ -119,6 +120,29 @@ async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) 
         await service.clock.advance(10)
         assert service.confirms == {5001: 1}
         assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+@pytest.mark.parametrize(("identifier", "passes"), [("order-17", 1), ("form-1", 2)])
+async def test_a_request_that_was_cancelled_before_it_began_is_made_later(
+    identifier: str, passes: int
+) -> None:
+    """Such are those that are started in the very moment in which a program cancels all: a wait would never end."""
+    service = FakeService()
+    async with tracking(service, profile=BLIND) as tracker:
+        pending = await tracker.sale(sale())
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        service.sales[1000]["transactionStatus"] = "Approved"
+        call = asyncio.create_task(pending.check() if passes == 1 else tracker.returned(query))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        assert "CORO_CREATED" in {inspect.getcoroutinestate(each.get_coro()) for each in tasks}  # type: ignore[arg-type]
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait([call])
+        assert (await outcome_of(service, await pending_of(tracker, identifier))).paid is True
+        assert service.queries == ["/api/Sale/1000"] or service.confirms == {5001: 1}
 
 
 async def test_a_decision_whose_decider_hung_up_ends_the_waits() -> None:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
@@ -313,6 +314,13 @@ class Poller:
     def _run(self, item: Scheduled, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> None:
         self._lines.drop(item)
         item.task = self.start_work(work, tasks)
+        item.task.add_done_callback(partial(self._note_end, item))
+
+    def _note_end(self, item: Scheduled, task: asyncio.Future[Any]) -> None:
+        """Look again at an item whose task was cancelled before it began: no other task clears it."""
+        if item.task is task:
+            item.task = None
+            self.asks.due.put(item, self.clock.monotonic())
 
     def start_work(
         self, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]] | None = None

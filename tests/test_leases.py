@@ -657,6 +657,17 @@ async def test_one_request_is_reserved_at_a_time() -> None:
     assert ledger.reserve.await_count == 1
 
 
+async def test_a_reservation_that_was_cancelled_is_made_anew() -> None:
+    """As all tasks of a program that ends are, which may go on for a while: else nothing would be queried any more."""
+    ledger, clock = AsyncMock(), SystemClock()
+    ledger.reserve.side_effect = [asyncio.CancelledError, 1.0]
+    limit = SharedRateLimit(60.0, ledger, clock, LateWrites(ledger, clock))
+    with pytest.raises(asyncio.CancelledError):
+        await settled(limit, 0.0, wanted=True)
+    await settled(limit, 0.0, wanted=True)
+    assert limit.ready_at() < float("inf")
+
+
 @pytest.mark.parametrize("fault", [LedgerUnavailableError("gone"), RuntimeError("broken")])
 async def test_a_ledger_that_cannot_say(fault: Exception) -> None:
     """Queries go on, slowly; nothing hangs and nothing is raised."""

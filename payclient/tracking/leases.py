@@ -106,8 +106,9 @@ class SharedRateLimit(RateLimit):
                 seconds = await self._ledger.reserve(self.gap)
         except Exception as error:  # whatever it is must not end the queries of all
             self._late.failed(error)
+        finally:  # also where all tasks of the loop are cancelled
+            self._reserving = self._reserving and not reserves
         if reserves:
-            self._reserving = False
             self._reserved_from = self._clock.monotonic() + seconds
 
 

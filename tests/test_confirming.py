@@ -1208,6 +1208,23 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
         await until(service, lambda: 5001 in service.confirmed, 5)
 
 
+async def test_a_return_that_a_closing_tracker_cannot_write_is_confirmed(service: FakeService) -> None:
+    """The ledger fails at that moment, so that no next process would learn of it: the payment would be reversed."""
+
+    async def fail_slowly() -> None:
+        await slowly()
+        disk_full()
+
+    ledger = HookedLedger(before={"Returned": once(fail_slowly)})
+    async with prepared(service, BLIND, ledger) as tracker:
+        returning = asyncio.create_task(tracker.returned(service.pay("form-1")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await error_of(payclient.LedgerUnavailableError, returning)
+    async with tracking(service, ledger, BLIND):
+        await until(service, lambda: 5001 in service.confirmed, 5)
+
+
 async def test_a_restart_gives_a_confirmation_no_more_time(service: FakeService) -> None:
     """`confirm_by` counts from the return that the first process wrote: the service began no window anew."""
     service.confirm_scripts = [reset] * 100

@@ -84,14 +84,16 @@ class Confirmer:
 
     async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> asyncio.Event:
         """Record a return, then confirm it: in this order, so that it is confirmed again after a crash."""
+        is_left = False
         try:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
             form.record = await self._asks.ledger.apply(form.record, event)
             self._asks.note_written(form.record)  # while it is being written, a closed form is not forgotten
+            is_left = not self._asks.is_open
         finally:
             # Confirm even if the ledger is down, or this task is cancelled: otherwise the service reverses the payment.
             form.writing.discard(transaction_id)
-            tried = self._confirm(form, transaction_id, begins=self._asks.is_open)
+            tried = self._confirm(form, transaction_id, begins=not is_left)
         return tried
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:

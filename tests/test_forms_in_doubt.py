@@ -243,6 +243,29 @@ async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_
     assert not service.posted
 
 
+async def test_a_paid_sale_is_found_beside_a_cancelled_form_of_its_id(service: FakeService) -> None:
+    """A user's source was asked for the form first, and for nothing else after that: the paid sale was sent again."""
+    listed = False
+
+    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
+        is_form = ids.kind == "form"
+        report = payclient.StatusReport(
+            state="Cancelado" if is_form else "Aceptado", transaction_id=5001 if is_form else 1000,
+            client_transaction_id=ids.client_transaction_id, amount=1150, currency="USD", raw={},
+        )  # fmt: skip
+        return report if listed else None
+
+    service.scripts = [refuses(22, 2061), refuses(800)]
+    async with tracking(service, profile=payclient.DOCUMENT, status=source) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await error_of(payclient.RefusedError, tracker.prepare(form("order-17")))
+        await tracker.notify(hint(5001))
+        await service.clock.advance(3000)
+        listed = True
+        await error_of(payclient.DifferentRequestError, tracker.sale(sale()))
+    assert not service.posted
+
+
 async def test_a_declined_form_holds_its_id_beside_a_refused_sale_of_it(service: FakeService) -> None:
     """Its links may be paid for longer than the push request that came after it."""
     service.scripts = [refuses(20), refuses(22)]

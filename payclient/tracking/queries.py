@@ -368,8 +368,6 @@ class Refusals:
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")
-            if not by_id:
-                return report
             report = attrs.evolve(report, transaction_id=queried_id or report.transaction_id)
             if report.state != "Cancelado":
                 return report

@@ -20,6 +20,7 @@ from fake_service import (
     FakeService,
     Held,
     Script,
+    answer,
     error_of,
     form,
     hint,
@@ -362,6 +363,15 @@ async def test_a_limited_wait_holds_beyond_the_expiry(
         results = await charged(service, rows(1), ledger, wait=wait, each_second=silent)
         assert states_of(results.values()) == [state]
         assert wait <= service.clock.monotonic() - began <= wait + 2
+
+
+async def test_a_limited_wait_does_not_begin_anew(service: FakeService) -> None:
+    """An unknown sale that is found has its five minutes from then on."""
+    service.scripts = [lost_answer]
+    service.instead = lambda _: answer(200, []) if service.clock.monotonic() < 200 else None
+    results = await charged(service, rows(1), wait=400, each_second=silent)
+    assert states_of(results.values()) == [State.PENDING]
+    assert 400 <= service.clock.monotonic() <= 402
 
 
 @pytest.mark.parametrize(

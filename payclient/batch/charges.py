@@ -318,15 +318,14 @@ class Charges(AsyncIterator[ChargeResult]):
             began = self._clock.monotonic()
             self._start_ready()
             try:
-                has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent)
+                has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent, began)
             finally:
                 self.pending -= 1
             if not has_result:
                 # Expired by our clock: the customer is free, and the last queries are still to come.
                 self._free(lane)
-                waited = self._clock.monotonic() - began
                 with suppress(StillPendingError):
-                    await _wait_for(sent, None if self._wait is None else max(self._wait - waited, 0.0))
+                    await _wait_for(sent, self._left(began))
             sent = ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome)
         self._emit(sent)
         if has_result:
@@ -360,17 +359,22 @@ class Charges(AsyncIterator[ChargeResult]):
             self._retries.sent(pending, token, made_at)
         return pending
 
-    async def _wait_for_result(self, pending: PendingSale) -> bool:
+    def _left(self, began: float) -> float | None:
+        """Return the seconds for which a sale is still waited for; None: to its end."""
+        return None if self._wait is None else max(began + self._wait - self._clock.monotonic(), 0.0)
+
+    async def _wait_for_result(self, pending: PendingSale, began: float) -> bool:
         """Wait until a sale is decided, at most `wait` seconds. False: it expired; its last queries are to come."""
         while pending.expires_at is not None:
             grace = self._late if pending.state is State.UNKNOWN else 0.0
             seconds = pending.expires_at + grace - self._clock.time()
             if seconds <= 0:
                 break
+            left = self._left(began)
             try:
-                await _wait_for(pending, seconds if self._wait is None else min(seconds, self._wait))
+                await _wait_for(pending, seconds if left is None else min(seconds, left))
             except StillPendingError:
-                if self._wait is None or self._wait > seconds:
+                if left is None or left > seconds:
                     continue  # its expiry may have moved
             return True
         return False

@@ -342,7 +342,7 @@ class Charges(AsyncIterator[ChargeResult]):
             refused = row.refused.outcome if unread is None else None
             return ChargeResult(request_key=key, outcome=refused, error=unread)
         if sends and self.stopped is not None:
-            unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
+            unsent = unread or NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         self._sends.add(asyncio.current_task())
         token, made_at = self._retries.token, self._clock.monotonic()

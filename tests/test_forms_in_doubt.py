@@ -298,6 +298,23 @@ async def test_a_form_is_found_by_a_source_of_ones_own(service: FakeService) -> 
     assert not service.posted
 
 
+async def test_a_form_that_its_own_process_cannot_find_is_queried_by_another(service: FakeService) -> None:
+    """Nobody else would, and its purchase would be held for good: that process has no source, and follows no forms."""
+
+    async def source(_: payclient.TransactionRef) -> None:
+        return None
+
+    async with (
+        tracking(service, one := SharedLedger(), BLIND) as other,
+        tracking(service, SharedLedger(one), BLIND, status=source) as tracker,
+    ):
+        await other.prepare(form(), purchase="cart")
+        await service.clock.advance(3000)
+        await held_by(tracker, "cart")
+        await service.clock.advance(1500)
+        await tracker.sale(sale(), purchase="cart")
+
+
 async def test_an_answer_about_another_transaction_confirms_nothing(service: FakeService) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
     async with prepared(service, BLIND) as tracker:

@@ -404,6 +404,9 @@ class Poller:
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
+        now = self.clock.monotonic()
+        if ask.elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
+            ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
         if ask.exhausted or is_presumed(ask.record):
             self.start_work(self._query_soon(ask))
 

@@ -27,9 +27,9 @@ class Confirmation:
     """One id to confirm; None: the browser came back cancelled, and a query shows whether the form was paid."""
 
     transaction_id: int | None
-    open: bool = False
-    begun: float = 0.0
-    due: float = 0.0
+    begun: float
+    due: float
+    open: bool = True
     tries: int = 0
     refusals: int = 0
     #: Whether the service said that it is not paid.
@@ -116,15 +116,14 @@ class ReturnedForm(Scheduled):
         before = self.confirmations.get(transaction_id)
         if before is not None and before.open:
             return before
-        # An id that was tried a moment ago rests, however often it is named. A new id is tried at once, unless others
-        # are open: the form has one request a second then.
-        due = now if before is None else max(now, self.rested_at)
+        # A new id is tried at once, unless others are open: the form has one request a second then. An id that was
+        # tried a moment ago rests, however often it is named.
         if before is None and not self.all_open():
             self.tried_at = NEVER
         if before is None and len(self.confirmations) >= 2 * MOST_IDS:
             self.confirmations = {each.transaction_id: each for each in self.all_open()}
         on_record = before is not None and before.on_record
-        begun = Confirmation(transaction_id, open=True, begun=now, due=due, on_record=on_record)
+        begun = Confirmation(transaction_id, begun=now, due=now, on_record=on_record)
         # In the place of the one before, if any: the order is that of their first coming.
         self.confirmations[transaction_id] = begun
         return begun

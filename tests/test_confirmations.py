@@ -67,7 +67,9 @@ def test_one_a_second() -> None:
     while (due := form.due(now)) is not None:
         now = max(now, due)
         times.append(now)
-        form.end_request(form.next_request(now), now, settled=True, wait=0.0)
+        request = form.next_request(now)
+        assert request is not None
+        form.end_request(request, now, settled=True, wait=0.0)
     assert times == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -79,7 +81,9 @@ def test_tries_back_off_and_end_with_the_window() -> None:
         now = max(now, due)
         times.append(now)
         wait = 5.0 if len(times) == 1 else 0.0
-        given_up = form.end_request(form.next_request(now), now, settled=False, wait=wait)
+        request = form.next_request(now)
+        assert request is not None
+        given_up = form.end_request(request, now, settled=False, wait=wait)
     assert times[:6] == [0.0, 5.0, 7.0, 11.0, 19.0, 34.0]
     assert given_up
     assert 300.0 < now <= 315.0

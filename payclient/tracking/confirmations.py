@@ -199,26 +199,26 @@ class Confirmer:
 
     # --- The requests
 
-    async def request(self, form: ReturnedForm, now: float) -> None:
-        """Make the next request about a form, if one is left, take the answer, and plan the one after it."""
+    async def request(self, form: ReturnedForm, current: Confirmation) -> None:
+        """Make a request about a form, take the answer, and plan the next one."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
-        current, queries = form.next_request(now), self._poller.queries
+        made_at, queries = form.tried_at, self._poller.queries
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
             await self._put_on_record(form, current)
-            settled = current is None or form.record.state in APPROVED or await self._try(form, current)
+            settled = form.record.state in APPROVED or await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
-            self._poller.rate.rate_limited(self._clock.monotonic(), now, wait)
+            self._poller.rate.rate_limited(self._clock.monotonic(), made_at, wait)
         except UnauthorizedError:
             what = "confirmations are refused (401): is the token still good?"
             queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
-            settled = current is None or await self._refused(form, current, refused)
+            settled = await self._refused(form, current, refused)
         except PayError as error:
-            if current is not None and isinstance(error, OutcomeUnknownError):
+            if isinstance(error, OutcomeUnknownError):
                 current.is_answered = False
             what = f"a confirmation failed: {type(error).__name__}"
             queries.warn_once("confirmation_unanswered", identifier, what)
@@ -228,13 +228,13 @@ class Confirmer:
             form.task = None
             self._end_request(form, current, settled, wait)  # also where all tasks of the loop are cancelled
 
-    async def _put_on_record(self, form: ReturnedForm, current: Confirmation | None) -> None:
+    async def _put_on_record(self, form: ReturnedForm, current: Confirmation) -> None:
         """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.
 
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
-        if current is None or current.transaction_id is None or current.on_record or record.state in APPROVED:
+        if current.transaction_id is None or current.on_record or record.state in APPROVED:
             return
         if current.transaction_id in form.writing:
             return  # `_write_return` is writing it
@@ -247,14 +247,12 @@ class Confirmer:
             # Events of a return that the ledger could not take are written later, those of a query with the next try.
             current.on_record = named is Returned or current.transaction_id in form.record.candidate_ids
 
-    def _end_request(
-        self, form: ReturnedForm, current: Confirmation | None, settled: bool, wait: float
-    ) -> None:
+    def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:
         """Note that a request has ended, and plan the next one; forget a form that needs none."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(current, now, settled=settled, wait=wait)
         if given_up:
-            if current is not None and current.transaction_id is not None:
+            if current.transaction_id is not None:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
             polling_ended = record.state in (State.CANCELLED, State.EXPIRED)

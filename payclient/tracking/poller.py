@@ -298,7 +298,8 @@ class Poller:
         started = self._starting.pop(item, None)
         work: Coroutine[None, None, Any] | None = None
         if isinstance(item, ReturnedForm):
-            work = None if item.task else self.confirmer.request(item, now)
+            current = item.next_request(now)
+            work = None if current is None else self.confirmer.request(item, current)
         elif not isinstance(item, Followed):
             self.rate.note_request(now)  # its caller makes it
         elif not item.task and self.asks.has(item) and (started or not item.elsewhere):

@@ -154,14 +154,14 @@ class ReturnedForm(Scheduled):
             waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
-    def end_request(self, current: Confirmation | None, now: float, *, settled: bool, wait: float) -> bool:
+    def end_request(self, current: Confirmation, now: float, *, settled: bool, wait: float) -> bool:
         """Note the end of a request; the next comes after `wait` seconds or more. `settled`: its id needs no other.
 
         Returns whether the id is given up, because its window is over.
         """
         if self.record.state in APPROVED:
             self.close()
-        if current is None or not current.open:
+        if not current.open:
             return False
         scale = self.window / NORMAL_WINDOW
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)

@@ -133,7 +133,7 @@ class Confirmer:
                 self._confirm(form, report.transaction_id)
         if waits:
             return attrs.evolve(report, state="Pendiente")
-        self.forget(form)
+        self._poller.plan_form(form)
         return report
 
     def _form(self, record: Record) -> ReturnedForm:
@@ -164,21 +164,14 @@ class Confirmer:
         return tried
 
     def forget(self, form: ReturnedForm) -> None:
-        """Drop a form that has nothing left to confirm: the ledger has its outcome.
-
-        Only a second after its last request: a form that is named again and again is not requested more often.
-        """
-        if not form.is_idle or self._forms.get(form.record.client_transaction_id) is not form:
-            return
-        if self._clock.monotonic() < form.rested_at and not self._asks.closed:
-            self._asks.due.put(form, form.rested_at)
-        else:
+        """Drop a form that has nothing left to confirm: the ledger has its outcome."""
+        if self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
 
     def _note_decided(self, record: Record) -> None:
         """Drop a form that a query, a person or another process decided, unless something of it is confirmed."""
         if record.client_transaction_id in self._forms:
-            self.forget(self._form(record))
+            self._poller.plan_form(self._form(record))
 
     def reversal_times(self) -> list[float]:
         """Return when the service reverses each form that is being confirmed: UTC seconds, too early where unsure."""
@@ -260,7 +253,6 @@ class Confirmer:
                 # A confirmation may have been carried out: query until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)
-        self.forget(form)
 
     async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Confirm an id, or query a form whose browser came back cancelled. Return whether that settles it."""

@@ -159,11 +159,10 @@ class Poller:
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def plan_form(self, form: ReturnedForm) -> None:
-        """Make the next request of a form when it is due; now if it is."""
-        if not self.asks.closed and form.task is None and not form.line:
-            due = form.due(self.clock.monotonic())
-            if due is not None:
-                self._look_from(form, due)
+        """Make the next request of a form, or forget it, when that is due; now if it is."""
+        due = form.due(self.clock.monotonic())
+        if due is not None and not self.asks.closed and form.task is None and not form.line:
+            self._look_from(form, due)
 
     def _look_from(self, item: Scheduled, when: float) -> None:
         """Look at an item as soon as that time has come."""
@@ -219,9 +218,9 @@ class Poller:
         elif isinstance(item, ReturnedForm):
             if item.line:
                 self._request(item, now)  # it waited long enough for its turn by the rate
-            elif item.due(now) is None:
+            elif item.is_idle:
                 self.confirmer.forget(item)
-            else:
+            elif item.due(now) is not None:
                 self._lines.put(item, NOTIFIED)
                 # Of several ids most are forged: together they wait about as long as one does.
                 self.asks.due.put(item, now + item.window * TURN / max(len(item.all_open()), 1))

@@ -73,11 +73,6 @@ class ReturnedForm(Scheduled):
         busy = self.all_open() or self.writing or self.task is not None
         return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
 
-    @property
-    def rested_at(self) -> float:
-        """When the next request may be made: one a second."""
-        return self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
-
     def all_open(self) -> list[Confirmation]:
         """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
@@ -129,9 +124,14 @@ class ReturnedForm(Scheduled):
         return begun
 
     def due(self, now: float) -> float | None:
-        """Return when the next request is made; None: no request is left."""
-        following = self._next(now)
-        return None if following is None else max(following.due, self.rested_at)
+        """Return when the next request is made, or when the form is forgotten; None: neither is left to do.
+
+        Both only a second after the last request: a form that is named again and again is not requested more often.
+        """
+        following, rested_at = self._next(now), self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
+        if following is None:
+            return rested_at if self.is_idle else None
+        return max(following.due, rested_at)
 
     def next_request(self, now: float) -> Confirmation | None:
         """Return the confirmation to be requested now, and count the try; None: none is open."""

@@ -46,9 +46,8 @@ from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.session import PaySession
 from payclient.tracking import leases
-from payclient.tracking.confirmations import MOST_REFUSALS
 from payclient.tracking.recovery import LOOK_BACK
-from payclient.tracking.returned_form import MOST_IDS, ReturnedForm
+from payclient.tracking.returned_form import MOST_IDS, MOST_REFUSALS, ReturnedForm
 from payclient.wire import HttpResponse
 
 State = payclient.State

@@ -31,16 +31,10 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import is_noted, unconfirmed_ids
-from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
+from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
-
-#: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.
-MOST_REFUSALS = 5
-
-#: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
-TURN = 1 / 20
 
 
 class Confirmer:
@@ -113,7 +107,7 @@ class Confirmer:
                 ids = await unconfirmed_ids(self._asks.ledger, record)
                 if (known := self._forms.get(record.client_transaction_id)) is not None:
                     ids = [each for each in ids if not known.is_settled(each)]
-                self.confirm_named(record, ids[:MOST_IDS])
+                self.confirm_named(record, ids)
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.
@@ -268,10 +262,9 @@ class Confirmer:
         self._poller.rate.note_success(form.tried_at)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
+        current.is_answered = current.declined
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
-        is_about_it = report.transaction_id == transaction_id
-        current.is_answered = current.declined and is_about_it
-        return is_settled and is_about_it
+        return is_settled and report.transaction_id == transaction_id
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Query whether a form is paid. Return whether the answer, or that there can be none, settles that."""

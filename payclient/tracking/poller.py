@@ -23,7 +23,7 @@ from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
-from payclient.tracking.confirmations import TURN, Confirmer
+from payclient.tracking.confirmations import Confirmer
 from payclient.tracking.followup import (
     NOTIFIED_DELAYS,
     Followed,
@@ -222,8 +222,7 @@ class Poller:
                 self.confirmer.forget(item)
             elif item.due(now) is not None:
                 self._lines.put(item, NOTIFIED)
-                # Of several ids most are forged: together they wait about as long as one does.
-                self.asks.due.put(item, now + item.window * TURN / max(len(item.all_open()), 1))
+                self.asks.due.put(item, now + item.patience)
 
     def _look_at_ask(self, ask: Followed, now: float) -> None:
         """Let an ask that is due expire, queue its query, or end its waits."""

@@ -18,6 +18,12 @@ from payclient.tracking.followup import NEVER, Scheduled
 #: Ids of one form that are confirmed in turn: one of them is its own, the others are forged.
 MOST_IDS = 16
 
+#: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.
+MOST_REFUSALS = 5
+
+#: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
+TURN = 1 / 20
+
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 
@@ -66,6 +72,11 @@ class ReturnedForm(Scheduled):
     #: When the latest request about the form was made.
     tried_at: float = NEVER
     report: StatusReport | None = None
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds a confirmation waits for its turn. Of several ids most are forged: all wait as one."""
+        return self.window * TURN / max(len(self.all_open()), 1)
 
     @property
     def is_idle(self) -> bool:

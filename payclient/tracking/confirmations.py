@@ -109,14 +109,14 @@ class Confirmer:
                     ids = [each for each in ids if not known.is_settled(each)]
                 self.confirm_named(record, ids)
 
-    def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
-        """Return the report of a form, with the state Pendiente while a payment of the form is not confirmed.
+    def awaits_confirmation(self, record: Record, report: StatusReport) -> bool:
+        """Return whether a payment of a form is to be confirmed before a report decides; until then it is pending.
 
-        A payment that the report shows is confirmed then. Another transaction may be the payment of a cancelled one,
+        A payment that the report shows is confirmed now. Another transaction may be the payment of a cancelled one,
         as long as its confirmation has no answer.
         """
-        if not self.confirms or record.state in APPROVED:
-            return report
+        if not self.confirms or record.kind != "form" or record.state in APPROVED:
+            return False
         form, waits = self._form(record), False
         if report.state == "Cancelado":
             waits = self._confirm_others(form, report)
@@ -125,10 +125,9 @@ class Confirmer:
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
             if waits and report.transaction_id is not None:
                 self._confirm(form, report.transaction_id)
-        if waits:
-            return attrs.evolve(report, state="Pendiente")
-        self._poller.plan_form(form)
-        return report
+        if not waits:
+            self._poller.plan_form(form)  # which forgets it
+        return waits
 
     def _form(self, record: Record) -> ReturnedForm:
         """Return the form's confirmations, with its newest record."""
@@ -274,8 +273,8 @@ class Confirmer:
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
         if (report is None or report.state == "Cancelado") and not queries.can_see(record):
             return True
-        if report is not None and self.pending_until_confirmed(record, report) is not report:
-            return True  # a payment of the form is confirmed first
+        if report is not None and self.awaits_confirmation(record, report):
+            return True
         return await self._take(form, current, read_form(record, report, self._clock.time()))
 
     async def _is_replaced(self, form: Record, current: Confirmation) -> bool:

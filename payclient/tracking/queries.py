@@ -88,11 +88,11 @@ class StatusQueries:
         if report is None:
             reading = self._reader(ask, query).not_found()
         else:
-            said = report
-            if ask.record.kind == "form":
-                report = self._poller.confirmer.pending_until_confirmed(ask.record, said)
+            waits = self._poller.confirmer.awaits_confirmation(ask.record, report)
+            if waits:
+                report = attrs.evolve(report, state="Pendiente")
             reading = self._reader(ask, query).report(report)
-            reading.is_about_ask &= report is said  # a payment that is not confirmed yet settles nothing
+            reading.is_about_ask &= not waits  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
             # Another transaction of the same client transaction id may be paid, or open.
             answered = await self._poller.wait_for_turn()
@@ -323,8 +323,8 @@ class Refusals:
             raise NotSentError(words, client_transaction_id=identifier)
         if report is None:
             return None
-        if before.kind == "form":
-            report = self._poller.confirmer.pending_until_confirmed(before, report)
+        if self._poller.confirmer.awaits_confirmation(before, report):
+            report = attrs.evolve(report, state="Pendiente")
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
         before = await self._queries.write(before, reading)

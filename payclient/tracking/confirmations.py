@@ -22,7 +22,7 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
-from payclient.ledger.records import holds_purchase
+from payclient.ledger.records import purchase_holder
 from payclient.lifecycle import APPROVED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
@@ -283,24 +283,20 @@ class Confirmer:
         A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far, or
         that was paid after this one: that one finds this one in the ledger.
         """
-        another = Record(client_transaction_id="", purchase=form.purchase, created_at=self._clock.time())
         try:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
             if form.state is State.CANCELLED or current.is_withheld:
                 raise  # its purchase was free for other asks, or has another one
             return False
-        is_replaced = any(
-            each.client_transaction_id != form.client_transaction_id
-            and not each.beside_open_form
-            and holds_purchase(each, another)
-            and (
-                each.kind == "sale"
-                or each.state in PAID
-                or (bool(each.candidate_ids) and not current.is_first)
-            )
+        others = (
+            each
             for each in asks
+            if each.state in PAID or each.kind == "sale" or (each.candidate_ids and not current.is_first)
+            if not each.beside_open_form
         )
+        again = attrs.evolve(form, created_at=self._clock.time())
+        is_replaced = purchase_holder(others, again) is not None
         current.is_withheld, current.is_first = is_replaced, current.on_record and not is_replaced
         return is_replaced
 

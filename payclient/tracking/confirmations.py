@@ -45,6 +45,7 @@ class Confirmer:
         self._asks = poller.asks
         self._clock = poller.clock
         self._session = poller.session
+        self._queries = poller.queries
         profile = poller.session.profile
         #: Whether the service wants confirmations at all.
         self.confirms: bool = profile.confirm is not None
@@ -169,14 +170,8 @@ class Confirmer:
     def reversal_times(self) -> list[float]:
         """Return when the service reverses each form that is being confirmed: UTC seconds, too early where unsure."""
         now, at = self._clock.monotonic(), self._clock.time()
-        times = []
-        for form in self._forms.values():
-            begun = [at - (now - each.begun) for each in form.all_open() if each.transaction_id is not None]
-            if begun:
-                # After a restart the confirmation has a new begin here; the service counts on from the old one.
-                noted = form.record.notified_at
-                times.append(min(begun if noted is None else [*begun, noted]) + self._window)
-        return times
+        times = (form.reversed_at(now, at) for form in self._forms.values())
+        return [each for each in times if each is not None]
 
     def close(self) -> None:
         """Stop. The ledger has what is open; the next start confirms it."""
@@ -188,7 +183,7 @@ class Confirmer:
     async def request(self, form: ReturnedForm, current: Confirmation) -> None:
         """Make a request about a form, take the answer, and plan the next one."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
-        made_at, queries = form.tried_at, self._poller.queries
+        made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
@@ -200,14 +195,14 @@ class Confirmer:
             self._poller.rate.rate_limited(self._clock.monotonic(), made_at, wait)
         except UnauthorizedError:
             what = "confirmations are refused (401): is the token still good?"
-            queries.warn_once("confirmations_unauthorized", identifier, what)
+            self._queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
             settled = await self._refused(form, current, refused)
         except PayError as error:
             if isinstance(error, OutcomeUnknownError):
                 current.is_answered = False
             what = f"a confirmation failed: {type(error).__name__}"
-            queries.warn_once("confirmation_unanswered", identifier, what)
+            self._queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
@@ -249,15 +244,14 @@ class Confirmer:
 
     async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Confirm an id, or query a form whose browser came back cancelled. Return whether that settles it."""
-        record, transaction_id, queries = form.record, current.transaction_id, self._poller.queries
-        identifier = record.client_transaction_id
+        record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
             return await self._query(form, current)
         if await self._is_replaced(record, current):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
-            queries.warn_once("confirmation_withheld", identifier, what)
+            self._queries.warn_once("confirmation_withheld", record.client_transaction_id, what)
             return False
-        report = await self._session.confirm(transaction_id, identifier, repeat=False)
+        report = await self._session.confirm(transaction_id, record.client_transaction_id, repeat=False)
         self._poller.rate.note_success(form.tried_at)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
@@ -267,11 +261,11 @@ class Confirmer:
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Query whether a form is paid. Return whether the answer, or that there can be none, settles that."""
-        record, queries = form.record, self._poller.queries
+        record = form.record
         if not self._poller.policy.by_client_id:
             return True
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-        if (report is None or report.state == "Cancelado") and not queries.can_see(record):
+        if (report is None or report.state == "Cancelado") and not self._queries.can_see(record):
             return True
         if report is not None and self.awaits_confirmation(record, report):
             return True
@@ -314,7 +308,7 @@ class Confirmer:
         if current.declined and self._confirm_others(form, reading.report):
             return False
         form.report = reading.report or form.report
-        form.record = await self._poller.queries.write(form.record, reading)
+        form.record = await self._queries.write(form.record, reading)
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
         is_over = form.record.state in APPROVED or (current.declined and form.record.state.decided)
@@ -327,11 +321,11 @@ class Confirmer:
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:
             what = f"a confirmation was refused: {refused.error_code}"
-            self._poller.queries.warn_once("confirmation_refused", identifier, what)
+            self._queries.warn_once("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {current.transaction_id}: no such transaction"
         # The id no longer keeps a closed form's purchase. From another account "no such transaction" proves nothing.
-        drops = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
+        drops = form.record.state is State.CANCELLED and self._queries.can_see(form.record)
         dropped = current.transaction_id if drops else None
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         with suppress(LedgerError):  # a forged notification may come again and again: it is written once

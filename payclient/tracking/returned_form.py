@@ -117,6 +117,17 @@ class ReturnedForm(Scheduled):
         answered = {each.transaction_id for each in self.confirmations.values() if each.is_answered}
         return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
 
+    def reversed_at(self, now: float, at: float) -> float | None:
+        """Return when the service reverses an unconfirmed payment, in UTC seconds; None: no transaction is confirmed.
+
+        `at` is the time `now` in UTC seconds.
+        """
+        begun = [at - (now - each.begun) for each in self.all_open() if each.transaction_id is not None]
+        if begun and self.record.notified_at is not None:
+            # After a restart the confirmation has a new begin here; the service counts on from the old one.
+            begun.append(self.record.notified_at)
+        return min(begun) + self.window if begun else None
+
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
         """Return the open confirmation of this id; begin one anew, with all its tries, where none is open."""
         before = self.confirmations.get(transaction_id)

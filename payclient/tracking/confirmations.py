@@ -142,19 +142,18 @@ class Confirmer:
     ) -> asyncio.Event:
         """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
-        With `transaction_id` None: query whether the form is paid. With `begins` False it is left to the next process.
+        With `transaction_id` None: query whether the form is paid. With `begins` False the form is left to the next
+        process, which finds it in the ledger.
         Transactions that were named before and have no answer come first: one may have been confirmed, here or
         elsewhere, and a form has only one confirmed payment.
         """
-        is_left = self._asks.closed or not begins
         for each in (*form.unanswered(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
-            confirmation.open = not is_left  # if it is left, the next process finds it in the ledger
         tried = confirmation.tried
-        if is_left:
-            tried.set()
-        else:
+        if begins:
             self._poller.plan_form(form)
+        else:
+            form.close()
         return tried
 
     def forget(self, form: ReturnedForm) -> None:

@@ -170,7 +170,7 @@ class Process:
     def _cancel_all(self) -> None:
         """A process that ends cancels all tasks, also those that have not begun, and goes on for a while."""
         self.world.note(f"{self.name} cancels all tasks")
-        self._cancelled_at = self.world.now
+        self._cancelled_at = self.awake()
         for task in self.loop.tasks:
             task.cancel()
         self.later(self.world.random.choice((5.0, 200.0)), self.kill)
@@ -280,7 +280,7 @@ class Process:
     async def _ask(self, what: str, call: Awaitable[Any], verb: str, key: str) -> Any:
         """What an ask gives; None where it is refused, of which nothing may exist then."""
         oracle = self.world.oracle
-        since, began = len(oracle.posts), self.world.now
+        since, began = len(oracle.posts), self.awake()
         try:
             return await self.ending(what, call)
         except payclient.TrackerClosedError:

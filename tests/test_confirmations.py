@@ -89,6 +89,24 @@ def test_tries_back_off_and_end_with_the_window() -> None:
     assert form.is_idle
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 90), st.sampled_from("lrs")), min_size=1))
+def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]]) -> None:
+    """However ids are named, and answers are lost, refuse or settle an id: it ends soon after the last window."""
+    form, now, named_at = returned(), 0.0, 0.0
+    for left, (number, pause, answer) in enumerate(steps, 1 - len(steps)):
+        now = named_at = max(now, named_at + pause)
+        form.begin(number or None, now)
+        while not form.is_idle and (now < named_at + pause or left == 0):
+            due = form.due(now)
+            assert due is not None
+            now = max(now, due)
+            request = form.next_request(now)
+            assert request is not None
+            request.is_answered = answer != "l"
+            form.end_request(request, now, settled=answer == "s", wait=0.0)
+    assert now <= named_at + 300.0 + 30.0
+
+
 def test_an_id_more_is_taken_while_there_is_room() -> None:
     """What is being written counts, and what is known is always taken."""
     form = returned()

@@ -1285,6 +1285,18 @@ async def test_forged_ids_do_not_use_up_the_window_under_a_tight_rate(service: F
         await until(service, lambda: 5001 in service.confirmed, 60)
 
 
+async def test_a_confirmation_waits_for_no_query_of_its_form(service: FakeService) -> None:
+    """The status hangs for half a minute as the browser comes back: its customer would stand there as long."""
+    gate = Gate()
+    async with tracking(service, None, PROFILE, transport=gate.before(service, "form-1")) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+        await until(service, gate.there.is_set)
+        returning = asyncio.create_task(tracker.returned(service.pay("form-1")))
+        await until(service, returning.done, 2)
+        assert (await returning).paid is True
+        gate.go.set()
+
+
 @pytest.mark.parametrize("by", ["a query", "a person"])
 async def test_a_decided_form_is_let_go_of_whoever_decided_it(service: FakeService, by: str) -> None:
     """It came back with an id that no transaction has, and was left by its customer: no worker keeps it for weeks."""

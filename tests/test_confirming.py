@@ -187,26 +187,29 @@ async def test_a_crash_between_return_and_confirm_is_recovered(
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
-@pytest.mark.parametrize("operation", ["history", "apply", "claim_due"])
+@pytest.mark.parametrize("operations", [["history"], ["apply"], ["claim_due"], ["claim_due", "get_many"]])
 async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     service: FakeService,
     monkeypatch: pytest.MonkeyPatch,
     profile: payclient.ServiceProfile,
-    operation: str,
+    operations: list[str],
 ) -> None:
     """It is claimed by then, so that no other process confirms it, beside a sale that died as it was being sent."""
     monkeypatch.setattr(leases, "RENEW", 0.02)
     ledger = SharedLedger()
     others, failed = SharedLedger(ledger), asyncio.Event()
-    works = getattr(others, operation)
 
-    async def fail_once(*arguments: object) -> object:
-        if failed.is_set():
-            return await works(*arguments)
-        failed.set()
-        if operation == "claim_due":  # its answer is lost
-            await works(*arguments)
-        raise payclient.LedgerUnavailableError("gone")
+    def fail_once(operation: str) -> None:
+        works = getattr(others, operation)
+
+        async def fail(*arguments: object) -> object:
+            failed.set()
+            monkeypatch.setattr(others, operation, works)
+            if operation == "claim_due":  # its answer is lost
+                await works(*arguments)
+            raise payclient.LedgerUnavailableError("gone")
+
+        monkeypatch.setattr(others, operation, fail)
 
     async with prepared(service, profile, ledger) as tracker:
         await tracker.sale(sale())
@@ -215,7 +218,8 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     await ledger.apply(await record_in(ledger, "form-1"), event)
     await ledger.permit(Record(client_transaction_id="died", created_at=service.clock.time()))
     async with tracking(service, others, profile) as other:
-        monkeypatch.setattr(others, operation, fail_once)
+        for operation in operations:
+            fail_once(operation)
         ledger.holders |= dict.fromkeys(ledger.holders, (None, 0.0))
         await failed.wait()
         for _ in range(100):  # of both times

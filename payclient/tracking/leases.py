@@ -238,18 +238,19 @@ class Leases:
             if not ask.elsewhere and self._asks.is_elsewhere(ask.record):
                 ask.elsewhere = True
                 self._asks.plan(ask)
-
-        def needs_follow_up(record: Record) -> bool:
-            # A form may be held and not followed. One that is new here was claimed, and the answer was lost.
-            is_always_followed = record.kind == "sale" or record.state is State.SENDING
-            is_new = record.client_transaction_id not in before
-            return self._is_left(record) and (is_always_followed or is_new)
-
         find = self._asks.find
         unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
+        # What is new here was claimed, and the answer was lost: it is taken over next, a form too.
+        self._untaken.update(set(unfollowed) - before)
         for begin in range(0, len(unfollowed), PAGE):
             records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
-            await self._take_over([each for each in records.values() if needs_follow_up(each)])
+            await self._take_over(
+                [
+                    each
+                    for each in records.values()
+                    if self._is_left(each) and (each.kind == "sale" or each.state is State.SENDING)
+                ]
+            )
 
     # --- What others wrote
 

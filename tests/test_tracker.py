@@ -18,6 +18,7 @@ from fake_service import (
     Gate,
     Held,
     Script,
+    alarms,
     answer,
     answers,
     broken,
@@ -543,6 +544,18 @@ async def test_what_another_tracker_sent_is_not_sent_again(
         again = await second.sale(sale())
         assert (again.state, again.attempt) == (state, 1)
     assert service.begun == 1
+
+
+async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
+    """The attempt before it was refused, and not this one: it is not called unpaid, and a person is told."""
+    ledger = MemoryLedger()
+    service.scripts = [refuses(99), when(lambda: ledger._attempts["order-17"].pop())]  # noqa: SLF001 - as that does
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (pending.outcome.paid, (await outcome_of(service, pending)).paid) == (None, None)
+    assert len(alarms(caplog)) == 1
 
 
 async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeService) -> None:

@@ -97,7 +97,12 @@ class LateWrites:
             # An operator or another process decided it meanwhile, or a write that failed had reached the ledger: the
             # ledger's word stands.
             known = await self._ledger.get(identifier)
-            if known is not None and known.evidence is not event.evidence:
+            if known is not None and known.attempt < record.attempt:
+                known = None  # that one was refused, and says nothing of this one
+            if known is None and isinstance(event, Created | Lost):
+                what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
+                log("critical", "permit_lost", identifier, what, type(event).__name__)
+            elif known is not None and known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.
         if known is not None and known.state is not State.SENDING:

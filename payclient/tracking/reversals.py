@@ -47,6 +47,8 @@ async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bo
         report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
     except Exception:  # a token's callable may raise anything
         return False  # not known: the sale's own queries decide
+    if report is None and policy.by_transaction_id:
+        return False  # the list may lag: the sale's own queries decide, once it has surely caught up
     if report is None or report.state == "Cancelado":
         return can_see(record)  # the token may be renewed since
     is_ours = {report.transaction_id, *report.others} <= {None, record.transaction_id}

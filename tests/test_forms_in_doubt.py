@@ -358,6 +358,23 @@ async def test_a_process_confirms_what_another_saw_before_it_gives_a_form_up(ser
         assert (await second.returned(back(0))).paid is True
 
 
+async def test_a_customer_comes_back_to_another_process_than_the_forms(service: FakeService) -> None:
+    """The last queries of the form that was left were not answered: one that is answered now is enough there, too."""
+    one = SharedLedger()
+    async with (
+        prepared(service, PROFILE, one) as first,
+        tracking(service, SharedLedger(one), PROFILE) as second,
+    ):
+        await service.clock.advance(1190)
+        service.instead = lambda _: answer(503, b"")
+        await service.clock.advance(1400)
+        service.instead = lambda _: None
+        await error_of(payclient.PurchaseOpenError, second.live_form("cart-1", form))
+        await service.clock.advance(30)
+        assert (await second.live_form("cart-1", form)).client_transaction_id != "form-1"
+        assert (await first.purchase("cart-1")).asks[0].state is State.EXPIRED
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 async def test_no_query_cancels_a_form_that_another_confirms(service: FakeService, in_flight: bool) -> None:
     """One process follows the form, whose index lags behind the second card; another waits for its confirmation."""

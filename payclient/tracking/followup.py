@@ -258,6 +258,8 @@ class Policy:
         self.by_our_id: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
+        #: Whether a ledger that others share has compared this machine's clock with theirs.
+        self.clocks_agree: bool = False
         #: The share of recent answers of which a notification came.
         self.notified_share: float = 0.0
         self.sale_window: float = profile.sale_window
@@ -345,8 +347,12 @@ class Policy:
         return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
     def _surely_ended(self, ask: Followed) -> float:
-        """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here."""
-        return ask.begun + self.life[ask.record.kind]
+        """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here.
+
+        Where they were compared they may say it, too: it may come here whenever another process's customer comes back.
+        """
+        ended = ask.begun + self.life[ask.record.kind]
+        return min(ended, ask.expires + self.longest_life[ask.record.kind]) if self.clocks_agree else ended
 
     def reversal_may_be_on_its_way(self, ask: Followed, now: float) -> bool:
         """Return whether a request to give it back may be on its way, whatever wall clocks say."""

@@ -89,6 +89,7 @@ class Poller:
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
             self.asks.leases = Leases(self, ledger)
+            self.policy.clocks_agree = True
             if profile.queries_per_minute:
                 self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, self.asks.late)
         self.queries: StatusQueries = StatusQueries(self, status)

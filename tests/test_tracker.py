@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger
+from fake_ledgers import FailingLedger, HookedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -556,6 +556,28 @@ async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytes
         service.decide("Aceptado")
         assert (pending.outcome.paid, (await outcome_of(service, pending)).paid) == (None, None)
     assert len(alarms(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "event", "state"),
+    [
+        (lost_request, "ProvenAbsent", State.REFUSED),
+        (FakeService.take, "FoundAccepted", State.ACCEPTED),
+    ],
+)
+async def test_the_only_query_that_is_left_is_made_again_where_the_ledger_fails(
+    service: FakeService, script: Script, event: str, state: payclient.State
+) -> None:
+    """Two days later no other query is planned: what is paid was known in no process until the next start."""
+    ledger = HookedLedger(before={event: once(disk_full)})
+    async with selling(service, script, ledger=ledger):
+        await service.clock.advance(600)
+    await service.clock.advance(172_800)
+    for each in service.sales:
+        service.decide("Aceptado", each)
+    async with tracking(service, ledger):
+        await service.clock.advance(2000)
+    assert (await record_in(ledger)).state is state
 
 
 async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeService) -> None:

@@ -430,6 +430,8 @@ class Policy:
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if is_presumed(ask.record):
             later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
+        if ask.failures:  # its last query came to nothing, here or in the ledger
+            later.append(now + RECHECK_AGES[0] * self.scale * backoff(ask))
         return min((when for when in later if when > now), default=None)
 
     def look_meanwhile(self, ask: Followed, now: float) -> float | None:

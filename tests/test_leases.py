@@ -310,6 +310,21 @@ async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_
             assert (await handle.wait()).state is pending.state
 
 
+async def test_what_a_person_refused_elsewhere_and_is_paid_is_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process that finds it paid has not heard of the refusal."""
+    ledger = DeafLedger()
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger) as deaf, tracking(service, SharedLedger(ledger)) as other:
+        await deaf.sale(sale())
+        await other.resolve("order-17", as_="refused", actor="Ana", reason="called")
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+    assert (await record_in(ledger)).state is State.ACCEPTED
+    assert alarms(caplog) == ["order-17: refused, and yet accepted"]
+
+
 @in_virtual_time
 async def test_the_last_query_of_another_process_ends_the_wait_here() -> None:
     """As soon as that is on record: nothing is left to hope for, and it need not query itself."""

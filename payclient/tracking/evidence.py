@@ -134,7 +134,7 @@ def _differs(said: object, ours: object) -> bool:
 
 
 #: The words for what a person must look at, by the state of an attempt and the service's later word.
-_ALARMS = {
+ALARMS: dict[tuple[State | None, str], str] = {
     (State.CANCELLED, "Aceptado"): "cancelled, and yet accepted",
     (State.REFUSED, "Aceptado"): "refused, and yet accepted",
     (State.REVERSED, "Aceptado"): "given back, and yet accepted",
@@ -152,7 +152,7 @@ def verdict(
         others = ", ".join(map(str, report.also_accepted))
         reading.alarms.append(f"accepted more than once: also {others}")
         reading.events.append(Conflicted(at=at, what=f"also accepted: {others}"))
-    if report.state is not None and (alarm := _ALARMS.get((record.state, report.state))):
+    if report.state is not None and (alarm := ALARMS.get((record.state, report.state))):
         reading.alarms.append(alarm)
     if event := _event_of(record, report, transaction_id, at, sale_window):
         reading.events.append(event)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Evidence, Exhausted, Lost
+from payclient.events import Evidence, Exhausted, FoundAccepted, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import STATE_WORDS
 from payclient.tracking.evidence import (
+    ALARMS,
     UNDER_ANOTHER,
     AnswerReader,
     Credentials,
@@ -39,7 +41,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import Followed, Policy, StatusSource, TransactionRef
-from payclient.tracking.recovery import by_attempt, is_noted
+from payclient.tracking.recovery import by_attempt, history_of, is_noted
 from payclient.validation import is_personal
 
 if TYPE_CHECKING:
@@ -173,7 +175,20 @@ class StatusQueries:
         if reading.conflict is not None:
             what = "a status report is not ours: %s"
             log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
-        return all([await self._asks.apply(ask, event) for event in reading.events])
+        is_taken = all([await self._asks.apply(ask, event) for event in reading.events])
+        is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
+        is_overtaken = ask.record.version > record.version + len(reading.events)
+        if is_taken and is_payment and is_overtaken and not record.state.decided:
+            await self._alarm_if_corrected(ask.record)
+        return is_taken
+
+    async def _alarm_if_corrected(self, record: Record) -> None:
+        """Raise the alarm where a person or another process had meanwhile called unpaid what is found paid now."""
+        with suppress(LedgerError):  # the feed has the correction all the same
+            history = await history_of(self._asks.ledger, record)
+            found = (each.before for each, _ in history if each.event == FoundAccepted.__name__)
+            if (alarm := ALARMS.get((next(found, None), "Aceptado"))) is not None:
+                _alarm(record, Reading(alarms=[alarm]))
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means for an attempt, and return the attempt's record after that."""

@@ -328,8 +328,9 @@ class Tracker:
         attempt does exist at the service, the customer pays twice. `actor` and `reason` are kept in the history, and
         must not be empty.
 
-        Raises `TransitionError` where the state does not allow it, `UsageError` for an id that the ledger does not have
-        and for what may not be said, `LedgerUnavailableError`; nothing was changed.
+        Raises `TransitionError` where the state does not allow it, and `UsageError` for an id that the ledger does not
+        have and for what may not be said: nothing was changed. After `LedgerUnavailableError` look at its history: the
+        decision may be on record.
         """
         for name, word in (("as_", as_), ("actor", actor), ("reason", reason)):
             check_type(name, word, str)

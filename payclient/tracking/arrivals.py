@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from payclient.errors import LedgerError
-from payclient.events import Conflicted, Event, Evidence, Notified
+from payclient.events import Conflicted, Evidence, Notified
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
@@ -53,10 +53,10 @@ class Arrivals:
         at = self._clock.time()
         if is_another:
             what = f"a notification names transaction {transaction_id}"
-            await self._note(ask, record, Conflicted(at=at, what=what))
+            await self._ledger.apply(record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
         try:
-            record = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+            record = await self._ledger.apply(record, Notified(at=at, transaction_id=transaction_id))
         except LedgerError:
             # The hint may be on record all the same, and a repeated hint of a decided attempt is not queried.
             if record.state.decided:
@@ -83,10 +83,3 @@ class Arrivals:
             return False
         self._noted_until = now + 1.0
         return True
-
-    async def _note(self, ask: Followed | None, record: Record, event: Event) -> Record:
-        """Write the event of a hint, and update the open ask where it is followed here."""
-        newest = await self._ledger.apply(record, event)
-        if ask is not None:
-            self._poller.asks.learn(ask, newest)
-        return newest

@@ -301,7 +301,7 @@ class OpenAsks:
         is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
         if is_found or record.state is State.REVERSING:
             ask.begun = self.clock.monotonic()
-        if before.state is State.UNKNOWN and record.state is State.PENDING:
+        if record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0
             if record.notified_at is not None:
                 ask.notified_queries = 0

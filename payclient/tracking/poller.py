@@ -168,8 +168,8 @@ class Poller:
     def _look_from(self, item: Scheduled, when: float) -> None:
         """Look at an item as soon as that time has come."""
         now = self.clock.monotonic()
-        if now < when or item.task is not None:
-            self.asks.due.put(item, max(when, now))
+        if now < when:
+            self.asks.due.put(item, when)
         else:
             self._look_at(item, now)
             self._start_ready()
@@ -246,7 +246,7 @@ class Poller:
             if policy.is_over(ask, now):
                 self._to_expire.append(ask)
         else:
-            if now >= ask.expires and policy.gives_up(ask, now, failing=self.queries.is_failing):
+            if policy.gives_up(ask, now, failing=self.queries.is_failing):
                 self.asks.wake(ask, exhausted=True)
             again = policy.look_meanwhile(ask, now)
             if again is not None:

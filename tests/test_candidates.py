@@ -37,7 +37,7 @@ from fake_service import (
     tracking,
     when,
 )
-from payclient.events import Evidence
+from payclient.events import Evidence, Notified, Refused
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -102,6 +102,18 @@ async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
         assert len(await events_of(ledger)) <= written + 1
 
 
+async def test_a_repeated_notification_is_worth_one_query(service: Lagging) -> None:
+    """A second later at least; the series after the first one is over, and begins no second time."""
+    service.lags = False
+    async with selling(service, schedule=payclient.Fixed(1000.0)) as (tracker, _):
+        await tracker.notify(hint())
+        await service.clock.advance(30)
+        queries = len(service.queries)
+        assert await tracker.notify(hint()) is Receipt.DUPLICATE
+        await service.clock.advance(30)
+    assert len(service.queries) == queries + 1
+
+
 async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(service: Lagging, ledger: Ledger) -> None:
     """A hundred forged ids a second: one query a second, few rows; and a genuine one is found within seconds."""
     async with selling(service, lost_answer, ledger=ledger) as (tracker, pending):
@@ -162,6 +174,7 @@ async def test_an_answer_about_a_candidate_decides_nothing_once_another_one_is_o
         gate.go.set()
         await service.clock.advance(5.0)
         assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
+        assert await tracker.notify(hint(1000)) is Receipt.DUPLICATE
 
 
 async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
@@ -371,6 +384,24 @@ async def test_an_early_hint_brings_no_query_before_the_answer(service: Lagging)
     assert asked == []
 
 
+async def test_what_was_named_early_and_is_found_open_is_queried_as_after_a_notification(
+    service: Lagging,
+) -> None:
+    """Its customer is acting: four queries within seconds, however seldom the routine asks."""
+
+    async def notified() -> None:
+        assert await tracker.notify(hint(1000)) is Receipt.EARLY
+
+    service.scripts = [posted(1, when(notified, lost_request))]
+    async with tracking(service, schedule=payclient.Fixed(20.0)) as tracker:
+        pending = await tracker.sale(sale())
+        while pending.state is State.UNKNOWN:
+            await service.clock.advance(0.25)
+        queries = len(service.queries)
+        await service.clock.advance(9)
+    assert len(service.queries) - queries == 4
+
+
 async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: Lagging) -> None:
     """The end of a send is written, and its commit fails: what was named meanwhile is asked for all the same."""
 
@@ -452,19 +483,40 @@ async def test_a_late_notification_outlives_its_process(
     assert len(service.queries) == queries
 
 
-async def test_an_early_candidate_of_a_refused_sale_outlives_its_process(service: Lagging) -> None:
+@pytest.mark.parametrize("kind", [MemoryLedger, SharedLedger])
+async def test_an_early_candidate_of_a_refused_sale_outlives_its_process(
+    service: Lagging, kind: type[MemoryLedger]
+) -> None:
     """It was named before the refusal, and no query about it was answered: the next process asks."""
 
     async def notified() -> None:
         assert await tracker.notify(hint(1000)) is Receipt.EARLY
 
     service.scripts, service.status_scripts = [posted(1, when(notified, refuses(100)))], [reset] * 100
-    async with tracking(service) as tracker:
+    async with tracking(service, kind()) as tracker:
         await error_of(payclient.RefusedError, tracker.sale(sale()))
         await service.clock.advance(60)
     service.status_scripts = []
     service.decide("Aceptado")
     async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+async def test_a_hint_is_found_by_the_next_process_though_the_feed_has_older_news_behind(
+    service: Lagging,
+) -> None:
+    """A write that the ledger took late, or of a process whose clock is behind."""
+    ledger, day = MemoryLedger(), service.clock.time() - 86400
+    times = {"long ago": day - 5000, "order-17": day + 60, "late": day - 60, "later": day - 60}
+    records = [Record(client_transaction_id=name, amount=1150, currency="USD") for name in times]
+    for record in records:
+        await ledger.permit(record)
+    for record, at in zip(records, times.values(), strict=True):
+        record = await ledger.apply(record, Notified(at=at, transaction_id=1000))
+        await ledger.apply(record, Refused(at=at, error_type="RefusedError", error_code=100, messages=()))
+    service.add_sale()
+    async with tracking(service, ledger) as tracker:
         await service.clock.advance(5)
         assert (await pending_of(tracker)).outcome.paid is True
 

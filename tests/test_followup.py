@@ -230,6 +230,20 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
     assert ask.notified_queries is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "age", "gap"), [("sale", 100.0, 20.0), ("form", 100.0, 25.0), ("form", 500.0, 100.0)]
+)
+def test_a_form_is_queried_as_a_push_of_a_fifth_of_its_age_a_fifth_as_often(
+    kind: str, age: float, gap: float
+) -> None:
+    """It lives longer, and its customer comes back by a redirect."""
+    rules = policy(Steps((60.0, 5.0), (300.0, 20.0)))
+    ask = follow(rules, record(kind))
+    ask.expires = 1200.0
+    rules.next_query(ask, age)
+    assert rules.next_look(ask, age) == age + gap
+
+
 # --- Which request next
 
 

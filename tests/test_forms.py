@@ -15,11 +15,12 @@ import pytest
 import payclient
 from crowd import in_virtual_time
 from crowd import tracking as crowding
-from fake_ledgers import FailingLedger, SharedLedger
+from fake_ledgers import FailingLedger, HookedSharedLedger, SharedLedger
 from fake_service import (
     LINKS,
     PROFILE,
     FakeService,
+    Gate,
     Held,
     answers,
     error_of,
@@ -460,6 +461,25 @@ async def test_workers_that_ask_at_once_get_one_form() -> None:
         await assert_paid(other, forms[1])
         await asyncio.sleep(1)
         assert await ledger.links("cart", 0.0) == {}
+
+
+@in_virtual_time
+async def test_no_worker_hands_out_a_form_before_it_counts_as_prepared() -> None:
+    """Its links are kept by then; a form whose end is never written frees its purchase, and no customer may have it."""
+    gate = Gate()
+    ledger = HookedSharedLedger(before={"Prepared": gate})
+    async with (
+        crowding(Shop(), ledger=ledger, profile=FORMS) as one,
+        crowding(Shop(), ledger=SharedLedger(ledger), profile=FORMS) as other,
+    ):
+        preparing = asyncio.ensure_future(one.live_form("cart", request))
+        await gate.there.wait()
+        asking = asyncio.ensure_future(other.live_form("cart", request))
+        await asyncio.sleep(5)
+        is_early = asking.done()
+        gate.go.set()
+        assert (await asking).card.url == (await preparing).card.url
+        assert not is_early
 
 
 @in_virtual_time

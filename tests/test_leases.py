@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -21,7 +22,9 @@ from fake_ledgers import SharedLedger, Woken
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     alarms,
+    error_of,
     events_of,
     form,
     hint,
@@ -29,8 +32,10 @@ from fake_service import (
     pending_of,
     record_in,
     sale,
+    seen_dead,
     tracking,
     unlisted,
+    when,
 )
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
@@ -56,8 +61,11 @@ Said = dict[str, State | None]
 class DeafLedger(SharedLedger):
     """Hears nothing of what other processes write, as a process whose LISTEN the server dropped."""
 
+    woken: Woken
+
     def watch(self, woken: Woken) -> Callable[[], None]:
-        """Call nobody."""
+        """Call nobody; a test may."""
+        self.woken = woken
         return lambda: None
 
 
@@ -363,6 +371,63 @@ async def test_a_wait_that_begins_as_its_ask_is_forgotten_ends(monkeypatch: pyte
             assert (await pending.wait()).paid is None
 
 
+async def test_what_another_sent_and_was_not_sent_is_sent_though_nothing_was_heard_of_it(
+    service: FakeService,
+) -> None:
+    """It was waited for here, so long that this process follows it too."""
+    ledger, gate = SharedLedger(), Gate()
+    async with tracking(service, ledger) as one, tracking(service, DeafLedger(ledger)) as other:
+        service.scripts = [when(gate, seen_dead)]
+        sending = asyncio.ensure_future(one.sale(sale()))
+        await gate.there.wait()
+        waiting = asyncio.ensure_future((await pending_of(other)).wait())
+        await service.clock.advance(3000)
+        gate.go.set()
+        await error_of(payclient.NotSentError, sending)
+        assert (await other.sale(sale())).attempt == 2
+        waiting.cancel()
+
+
+@in_virtual_time
+async def test_what_had_its_last_look_is_held_for_a_year(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notification may come yet; until then no process has to claim it every day."""
+    ledger = SharedLedger()
+    monkeypatch.setattr(leases, "RENEW", 600.0)
+    async with crowding(Service(undecided=True), ledger=ledger) as tracker:
+        await tracker.sale(sale())
+        await asyncio.sleep(7 * 86400)
+        assert ledger.holders["order-17"][1] > 300 * 86400
+
+
+async def test_who_is_told_that_anything_may_have_changed_reads_what_is_waited_for(
+    service: FakeService,
+) -> None:
+    """Also what it follows itself: another process was notified."""
+    ledger, seldom = SharedLedger(), payclient.Fixed(1000.0)
+    polls = DeafLedger(ledger)
+    async with tracking(service, polls, schedule=seldom) as one, tracking(service, ledger) as other:
+        waiting = asyncio.ensure_future((await one.sale(sale())).wait())
+        service.decide("Aceptado")
+        await other.notify(hint())
+        polls.woken(None)
+        await service.clock.advance(1)
+        assert waiting.done()
+
+
+@in_virtual_time
+async def test_whose_lease_was_taken_leaves_the_queries_to_who_has_it() -> None:
+    """This process stood still, and what it waits for has another to follow it: for half an hour it queries nothing."""
+    ledger, service = SharedLedger(), Service(undecided=True)
+    async with crowding(service, ledger=ledger) as tracker:
+        waiting = asyncio.ensure_future((await tracker.sale(sale())).wait())
+        ledger.holders["order-17"] = (object(), math.inf)
+        await asyncio.sleep(1)
+        queries = len(service.queries)
+        await asyncio.sleep(300)
+        assert len(service.queries) == queries
+        waiting.cancel()
+
+
 async def test_a_deaf_follower_queries_what_another_was_told(
     service: FakeService, url: str, postgres: PostgresServer, database: str
 ) -> None:
@@ -665,11 +730,12 @@ async def test_one_request_is_reserved_at_a_time() -> None:
     ledger, clock = AsyncMock(), SystemClock()
     ledger.reserve.return_value = 1.0
     limit = SharedRateLimit(60.0, ledger, clock, LateWrites(ledger, clock))
+    limit.rate_limited(0.0, 0.0, 2.0)
     reserving = limit.ledger_work(0.0, wanted=True)
     assert limit.ledger_work(0.0, wanted=True) is None
     assert reserving is not None
     await reserving
-    assert ledger.reserve.await_count == 1
+    assert (ledger.reserve.await_count, ledger.pause.await_count) == (1, 1)
 
 
 async def test_a_reservation_that_was_cancelled_is_made_anew() -> None:

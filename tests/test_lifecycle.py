@@ -335,6 +335,13 @@ def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
     assert advance(bound, kind(at=2.0)).transaction_id == 7
 
 
+def test_a_pending_report_ends_no_window_early() -> None:
+    """The request may have arrived as late as the total time-out; a later report may be as late as it says."""
+    unknown = attrs.evolve(at_state(UNKNOWN), expires_at=332.0)
+    for ends, expires_at in ((302.0, 332.0), (400.0, 400.0)):
+        assert advance(unknown, FoundPending(at=2.0, expires_at=ends)).expires_at == expires_at
+
+
 def test_the_paid_one_of_several_transactions_counts() -> None:
     """Only a report that says whose place it takes: any other id than ours is still not ours."""
     bound = attrs.evolve(at_state(PENDING), transaction_id=7)

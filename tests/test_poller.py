@@ -37,6 +37,7 @@ from fake_service import (
     selling,
     tracking,
 )
+from fake_service import hint as told_of
 from payclient.events import Evidence, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile
@@ -160,6 +161,30 @@ class OddFixed(payclient.Fixed):
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         return 1 / 0
+
+
+async def test_a_schedule_is_told_the_age_and_the_share_that_is_notified(service: FakeService) -> None:
+    """The age counts from the permit, also after a restart; the share, from what queries found, each of them once."""
+    told: list[tuple[float, float]] = []
+
+    class Noting:
+        def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+            told.append((round(age), heard))
+            return 10.0
+
+    async with tracking(service, schedule=Noting()) as tracker:
+        service.scripts = [refuses(22)]
+        await error_of(payclient.NotCreatedError, tracker.sale(sale("refused")))
+        await tracker.notify(told_of(7, "refused"))
+        await tracker.sale(sale())
+        await service.clock.advance(100)
+    async with tracking(service, service.ledger, schedule=Noting()) as tracker:
+        assert (told[0], told[-1]) == ((0, 0.0), (100, 0.0))
+        service.decide("Aceptado")
+        await service.clock.advance(10)
+        await tracker.notify(told_of())
+        await tracker.sale(sale("another", phone="0984111223"))
+        assert told[-1] == (0, 1 / 16)
 
 
 @in_virtual_time

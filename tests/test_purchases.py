@@ -43,6 +43,7 @@ from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.tracking import leases
+from payclient.tracking.purchases import Purchase
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_ledger import until
 
@@ -483,6 +484,21 @@ async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pyte
         ]  # fmt: skip
         feed = tracker.outcomes()
         assert [(await anext(feed)).also_paid for _ in range(3)] == [(), (), ("push",)]
+
+
+@pytest.mark.parametrize(
+    ("states", "paid"),
+    [
+        ((State.UNKNOWN, State.REFUSED), None), ((State.REFUSED, State.EXPIRED), None),
+        ((State.REVERSING, State.CANCELLED), None), ((State.CANCELLED, State.REVERSED), False),
+        ((State.ACCEPTED, State.PENDING), True),
+    ],
+)  # fmt: skip
+def test_a_purchase_is_not_paid_only_where_none_of_its_asks_may_be(
+    states: tuple[State, State], paid: bool | None
+) -> None:
+    asks = [Record(client_transaction_id=str(number), state=each) for number, each in enumerate(states)]
+    assert Purchase.of("cart", asks).paid is paid
 
 
 async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:

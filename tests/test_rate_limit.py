@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from payclient.lifecycle import Record
@@ -93,6 +93,16 @@ def test_ranked_the_neediest_comes_first() -> None:
     }
 
 
+def test_what_moved_to_a_better_line_is_not_ranked_in_the_routine() -> None:
+    """Its place there is stale: it has its turn among the notified."""
+    lines = RequestLines(300.0)
+    asked, needy = ask("asked", 60.0, asked_at=98.0), ask("needy", 60.0)
+    for each in (asked, needy):
+        lines.put(each, ROUTINE)
+    lines.put(needy, NOTIFIED)
+    assert [lines.pop(100.0, ranked=True) for _ in range(3)] == [needy, asked, None]
+
+
 def test_the_rate_is_kept() -> None:
     """30 a minute over an hour, however late the timer is; never two at once."""
     limit, now, times = RateLimit(30.0), 0.0, []
@@ -123,6 +133,9 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
     assert not limit.binds
     limit.rate_limited(20.0, 19.0, 1e9)
     assert limit.ready_at() == pytest.approx(20.0 + 60.0)
+    limit = RateLimit(None)
+    limit.rate_limited(0.0, 0.0, 0.0)
+    assert limit.ready_at() == limit.gap > 0.0
 
 
 def test_a_429_slows_down_what_keeps_a_known_rate() -> None:
@@ -146,6 +159,7 @@ class Named(Scheduled):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.sampled_from([0.125, 0.00125, 0.3]))
+@example([0.9], 0.3)  # three slots of 0.3 end before 0.9
 def test_nothing_comes_early_or_a_slot_late(times: list[float], width: float) -> None:
     """Every entry comes out once, in the order of the slots."""
     planned, due = DueTimes(width), {}

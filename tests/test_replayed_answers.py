@@ -14,9 +14,21 @@ import pytest
 
 import payclient
 import payclient.session as session_module
-from fake_service import PROFILE, FakeService, error_of, form, outcome_of, record_in, sale
+from fake_ledgers import HookedLedger
+from fake_service import (
+    LINKS,
+    PROFILE,
+    FakeService,
+    answers,
+    error_of,
+    events_of,
+    form,
+    outcome_of,
+    record_in,
+    sale,
+)
 from fake_service import tracking as following
-from payclient.events import Event
+from payclient.events import Event, Recovered
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -158,6 +170,33 @@ async def test_one_answer_for_two_forms() -> None:
         await error_of(payclient.OutcomeUnknownError, tracker.prepare(form("form-2")))
         assert (await tracker.prepare(form("form-3"))).payment_id == "P2"
     assert len(server.connections) == 2
+
+
+async def test_the_copy_of_an_earlier_answer_is_no_form() -> None:
+    """Others were answered in between."""
+    service = FakeService()
+    async with following(service) as tracker:
+        forms = [await tracker.prepare(form(f"form-{number}")) for number in range(3)]
+        service.scripts = [answers(200, {"paymentId": forms[0].payment_id, **LINKS})]
+        await error_of(payclient.OutcomeUnknownError, tracker.prepare(form("form-3")))
+
+
+@pytest.mark.parametrize("state", [State.SENDING, State.UNKNOWN])
+async def test_another_sales_transaction_is_a_conflict_whatever_is_known_by_then(state: State) -> None:
+    """Another process may have called it unknown since, as after a pause of this one."""
+    service = FakeService()
+
+    async def recover() -> None:
+        if state is State.UNKNOWN:
+            record = await record_in(ledger, "order-2")
+            await ledger.apply(record, Recovered(at=record.created_at, expires_at=record.created_at + 330))
+
+    async with following(service, ledger := HookedLedger()) as tracker:
+        await tracker.sale(sale("order-1"))
+    ledger.before, service.scripts = {"Created": recover}, [answers(200, {"transactionId": 1000})]
+    async with following(service, ledger) as tracker:
+        await tracker.sale(sale("order-2", "0984111002"))
+    assert (await events_of(ledger, "order-2"))[-1] == "Conflicted"
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["written", "written late"])

@@ -17,10 +17,12 @@ from fake_service import PROFILE as PLAIN
 from fake_service import (
     FakeService,
     Gate,
+    alarms,
     answer,
     collected_by,
     error_of,
     events_of,
+    hint,
     outcome_of,
     paid,
     pending_of,
@@ -95,11 +97,18 @@ async def test_a_payment_is_given_back(service: Service) -> None:
         await tracker.sale(sale("second"), purchase="cart")
 
 
-async def test_a_status_that_lags_does_not_unsay_a_reversal(service: Service) -> None:
-    """The service answered that the payment is given back, and its status says so a little later."""
-    service.reverse_scripts = [(answer(200, True), False)]
+@pytest.mark.parametrize("lags", [True, False])
+async def test_a_status_that_lags_does_not_unsay_a_reversal(
+    service: Service, caplog: pytest.LogCaptureFixture, lags: bool
+) -> None:
+    """The service answered that the payment is given back; where its status says otherwise later, a person looks."""
+    service.reverse_scripts = [(answer(200, True), not lags)]
     async with tracking(service, profile=PROFILE) as tracker:
         assert (await tracker.reverse(await paid(service, tracker))).state is State.REVERSED
+        await tracker.notify(hint())
+        await service.clock.advance(5)
+        assert alarms(caplog) == (["order-17: given back, and yet accepted"] if lags else [])
+        assert "FoundCancelled" not in await events_of(service.ledger)
 
 
 async def test_only_one_request_leaves(service: Service) -> None:
@@ -147,7 +156,7 @@ async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
     async with tracking(service) as tracker:
         pending = await paid(service, tracker, "second")
         await error_of(payclient.ConfigurationError, tracker.reverse(pending))
-        assert pending.state is State.ACCEPTED
+        assert (await record_in(service.ledger, "second")).state is State.ACCEPTED
     assert service.reversals == []
 
 
@@ -367,7 +376,7 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
         pending = await paid(service, tracker)
         service.reverse_scripts = [(ConnectionResetError(), done)]
         outcome = await tracker.reverse(pending)
-        assert (outcome.state, outcome.paid) == (State.REVERSING, None)
+        assert (outcome.state, outcome.paid, pending.state) == (State.REVERSING, None, State.REVERSING)
         await collected_by(tracker, "cart")
         if not done:
             await service.clock.advance(10)

@@ -20,6 +20,7 @@ from fake_service import (
     error_of,
     lost_answer,
     outcome_of,
+    paid,
     pending_of,
     refuses,
     sale,
@@ -29,6 +30,8 @@ from payclient import sync, telemetry
 from payclient.models import Notification
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 from required import module
+from test_reversals import PROFILE as REVERSIBLE
+from test_reversals import Service as Reversing
 
 
 class Exported:
@@ -196,6 +199,17 @@ async def test_a_sale_that_is_refused_at_once(exported: Exported) -> None:
     (whole,) = [span for span in exported.spans() if span.name == "payclient sale"]
     assert (whole.attributes["payclient.state"], len(whole.events)) == ("refused", 1)
     assert (point[0], point[1].count) == (labels(payclient__kind="sale", payclient__state="refused"), 1)
+
+
+async def test_a_payment_that_is_given_back_at_once(exported: Exported) -> None:
+    """It is decided once more, by the answer, and nothing follows it."""
+    service = Reversing()
+    async with tracking(service, profile=REVERSIBLE) as tracker:
+        pending = await paid(service, tracker)
+        exported.instrument(tracker)
+        await tracker.reverse(pending)
+    (whole,) = [span for span in exported.spans() if span.name == "payclient sale"]
+    assert whole.attributes["payclient.state"] == "reversed"
 
 
 async def test_a_sale_of_several_processes(service: FakeService, exported: Exported) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -23,6 +24,7 @@ from fake_service import (
     answers,
     broken,
     error_of,
+    events_of,
     hint,
     lost_answer,
     lost_request,
@@ -103,6 +105,16 @@ async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
     assert outcome.evidence is Evidence.QUERY
     assert outcome.report is not None
     assert outcome.report.amount == 1150
+
+
+async def test_a_payment_keeps_its_transaction_where_a_report_names_none(service: FakeService) -> None:
+    """Nor is a second report of that kind news."""
+    async with selling(service) as (_, pending):
+        service.instead = lambda path: answer(200, {"state": "Aceptado"})
+        assert (await outcome_of(service, pending)).transaction_id == 1000
+        await service.clock.advance(2)
+        assert (await pending.check()).transaction_id == 1000
+    assert (await events_of(service.ledger)).count("FoundAccepted") == 1
 
 
 async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service: FakeService) -> None:
@@ -224,7 +236,7 @@ async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) 
     async with selling(service) as (tracker, pending):
         wait = asyncio.create_task(pending.wait())
         await asyncio.sleep(0)
-    for late in (wait, pending.wait(), tracker.sale(sale("another"))):
+    for late in (wait, pending.wait(), pending.check(), tracker.sale(sale("another"))):
         await error_of(payclient.TrackerClosedError, late)
 
 
@@ -265,13 +277,15 @@ async def test_without_a_status_source_a_wait_ends_after_the_expiry(
 
 
 async def test_a_status_source_of_the_merchants_own(service: FakeService) -> None:
-    """Another way to ask, and its faults end nothing."""
-    faults = [RuntimeError("down")]
+    """Another way to ask, and its faults end nothing, nor that it hangs."""
+    faults: list[Callable[[], Awaitable[object]]] = [
+        asyncio.Event().wait, AsyncMock(side_effect=RuntimeError("down")),
+    ]  # fmt: skip
 
     async def status(reference: payclient.TransactionRef) -> payclient.StatusReport | None:
         assert reference.client_transaction_id == "order-17"
         if faults:
-            raise faults.pop()
+            await faults.pop()()
         return payclient.StatusReport(state="Aceptado", transaction_id=1000)
 
     async with selling(service, profile=payclient.DOCUMENT, status=status) as (_, pending):

@@ -412,7 +412,7 @@ class Poller:
 
     async def query_unqueried(self, record: Record) -> Record | None:
         """Query an ask that nobody could query, and return its record; None: another one may be sent beside it."""
-        if is_presumed(record) or (ask := self.asks.follow(record)) is None:
+        if (ask := self.asks.follow(record)) is None:
             return None
         await self._query_soon(ask)
         if ask.record.state is State.EXPIRED and ask.is_answered:

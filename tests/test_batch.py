@@ -465,6 +465,19 @@ async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     assert set(service.posted.values()) == {1}
 
 
+async def test_a_customer_who_was_charged_before_is_charged_again(service: FakeService) -> None:
+    """Their next row comes when nothing of theirs waits any more."""
+    minute = asyncio.Event()
+    service.clock.call_at(60, minute.set)
+
+    async def late() -> AsyncIterator[payclient.SaleRequest]:
+        for row in rows(2, customers=1):
+            yield row
+            await minute.wait()
+
+    assert list(paid_by(await charged(service, late())).values()) == [True] * 2
+
+
 async def test_a_list_is_read_whole(service: FakeService) -> None:
     """A long lane behind more rows than a window holds is begun at once, and not at the end."""
     long = [sale(f"long-{number}", phone="0999999999") for number in range(3)]
@@ -1040,15 +1053,18 @@ async def test_a_closed_ledger_ends_the_batches_that_share_it(service: FakeServi
     assert service.posted == {"row-0": 1}
 
 
-async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again(service: FakeService) -> None:
-    """It got the permit as the row connected; its customer was busy, which is no answer to the row."""
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again_where_its_customer_was_busy(
+    service: FakeService, is_busy: bool
+) -> None:
+    """It got the permit as the row connected; any other refusal is the answer to the row."""
     woken = asyncio.Event()
 
     async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await woken.wait()
         return await service.take(request, before_send)
 
-    service.scripts = [late, refuses(22, 2061)]
+    service.scripts = [late, refuses(22, 2061 if is_busy else None)]
     async with (
         tracking(service, one := SharedLedger()) as other,
         tracking(service, SharedLedger(one)) as tracker,
@@ -1056,14 +1072,14 @@ async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again(se
     ):
         reading = asyncio.create_task(all_of(results))
         await turns(20)
-        await error_of(payclient.CustomerBusyError, other.sale(rows(1)[0]))
+        await error_of(payclient.NotCreatedError, other.sale(rows(1)[0]))
         woken.set()
         for _ in range(60):
             await service.clock.advance(1)
             accept_all(service)
         assert reading.done()
-        assert [each.paid for each in await reading] == [True]
-    assert service.posted == {"row-0": 1}
+        assert [each.paid for each in await reading] == [is_busy]
+    assert service.posted == ({"row-0": 1} if is_busy else {})
 
 
 async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service: FakeService) -> None:

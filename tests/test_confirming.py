@@ -832,6 +832,15 @@ async def test_what_was_named_before_a_withdrawal_is_queried_first(service: Fake
         assert (await outcome_of(service, pending, 60)).paid is True
 
 
+async def test_a_withdrawal_settles_what_was_named_where_nothing_can_be_queried(service: FakeService) -> None:
+    """The service's answer is all that there will ever be."""
+    cancel = UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="clientId")
+    profile = attrs.evolve(PROFILE, status=None, confirm=None, cancel=cancel)
+    async with selling(service, lost_answer, profile=profile) as (tracker, pending):
+        await tracker.notify(hint(1000))
+        assert (await tracker.cancel(pending)).paid is False
+
+
 async def test_a_withdrawal_goes_on_when_its_caller_is_cancelled(service: FakeService) -> None:
     """As a web framework does it: where no status can be queried, nothing but the answer tells of it."""
     gate = Gate()
@@ -853,15 +862,17 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
 ) -> None:
     """A POST was repeated in front: the one that we know of is withdrawn, and the customer may pay the other.
 
-    Nor does it where the query for others is not answered, or its index lags.
+    Nor does it where the query for others is not answered, or its index lags, or both are open, ours first.
     """
     async with selling(service, posted(1, FakeService.take), profile=PROFILE) as (tracker, pending):
         service.sales[1000]["transactionStatus"] = state
-        service.sales[1001]["transactionStatus"] = "Canceled"
+        service.sales[1001]["transactionStatus"] = "Canceled" if state == "Approved" or said else "Pending"
+        service.sales = dict(reversed(service.sales.items()))
         service.status_scripts = [*said]
         outcome = await passing(service, tracker.cancel(pending))
         assert outcome.paid is (True if state == "Approved" else None)
         service.sales[1000]["transactionStatus"] = "Approved"
+        service.sales[1001]["transactionStatus"] = "Canceled"
         assert (await outcome_of(service, pending)).paid is True
     assert service.cancels == [{"id": 1001}]
 

@@ -244,6 +244,21 @@ def test_a_form_is_queried_as_a_push_of_a_fifth_of_its_age_a_fifth_as_often(
     assert rules.next_look(ask, age) == age + gap
 
 
+def test_however_often_it_fails_an_ask_is_queried_again_within_32_gaps() -> None:
+    rules, ask = policy(Fixed(2.0)), follow(policy(), record())
+    rules.next_query(ask, 10.0)
+    ask.failures = 20
+    assert rules.next_look(ask, 10.0) == 10.0 + 32 * 2.0
+
+
+def test_no_more_is_notified_than_all() -> None:
+    """However many notifications come late."""
+    rules = policy()
+    for _ in range(20):
+        rules.note_late_notification()
+    assert rules.notified_share == 1.0
+
+
 # --- Which request next
 
 
@@ -358,6 +373,7 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
             if advance(kept, event).state is not kept.state:
                 said = (report.transaction_id, report.client_transaction_id, report.amount)
                 assert said == (confirmed, ID, 1150)
+                assert report.state != "Pendiente"
     for event in read_form(kept, report, 2.0).events:
         if advance(kept, event).state.paid is True:
             assert report is not None

@@ -85,8 +85,10 @@ async def test_what_another_process_follows_is_not_counted(service: FakeService)
     ledger = SharedLedger()
     async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
         await one.sale(sale())
-        await pending_of(other)
+        waiting = asyncio.ensure_future((await pending_of(other)).wait())
+        await asyncio.sleep(0)
         assert ((await one.health()).open, (await other.health()).open) == (1, 0)
+        waiting.cancel()
 
 
 async def test_a_ledger_that_fails_the_probe(service: FakeService) -> None:
@@ -154,7 +156,9 @@ async def test_a_write_that_failed(service: FakeService) -> None:
             if not service.posted:
                 await tracker.sale(sale("order-18", phone="0984111333"))
             else:
-                await service.clock.advance(61)
+                await service.clock.advance(59)
+                assert (await tracker.health()).ok is False
+                await service.clock.advance(2)
             assert (await tracker.health()).ok is True
 
 

@@ -37,6 +37,7 @@ from fake_service import (
     unlisted,
     when,
 )
+from manual_clock import ManualClock
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -380,12 +381,26 @@ async def test_what_another_sent_and_was_not_sent_is_sent_though_nothing_was_hea
         service.scripts = [when(gate, seen_dead)]
         sending = asyncio.ensure_future(one.sale(sale()))
         await gate.there.wait()
+        assert ledger.holds == 60.0  # nobody claims it while its sender may be at it
         waiting = asyncio.ensure_future((await pending_of(other)).wait())
         await service.clock.advance(3000)
         gate.go.set()
         await error_of(payclient.NotSentError, sending)
         assert (await other.sale(sale())).attempt == 2
         waiting.cancel()
+
+
+@in_virtual_time
+async def test_a_form_whose_end_was_never_written_is_unknown_once_nobody_can_be_sending_it() -> None:
+    """This process holds it, and sends it no more: somebody cancelled all tasks, say."""
+    ledger = SharedLedger()
+    async with crowding(Service(), ledger=ledger) as tracker:
+        now = tracker.clock.time()
+        await ledger.permit(
+            Record(client_transaction_id="form-1", kind="form", created_at=now, links_dead_at=now + 1300)
+        )
+        await asyncio.sleep(120)
+        assert (await record_in(ledger, "form-1")).state is State.UNKNOWN
 
 
 @in_virtual_time
@@ -747,6 +762,25 @@ async def test_a_reservation_that_was_cancelled_is_made_anew() -> None:
         await settled(limit, 0.0, wanted=True)
     await settled(limit, 0.0, wanted=True)
     assert limit.ready_at() < float("inf")
+
+
+async def test_a_reserved_request_is_made_once_and_after_every_pause() -> None:
+    """Until then, for as long as two requests are apart, no other is reserved; one that was not delays all."""
+    ledger, clock = AsyncMock(), ManualClock()
+    ledger.reserve.return_value = 1.0
+    limit = SharedRateLimit(15.0, ledger, clock, LateWrites(ledger, clock))
+    reserving = limit.ledger_work(0.0, wanted=True)
+    assert reserving is not None
+    limit.rate_limited(0.0, 0.0, 5.0)
+    await settled(limit, 0.0, wanted=True)  # the pause alone
+    assert limit.ledger_work(0.0, wanted=True) is None
+    await reserving
+    assert limit.ready_at() == 5.0
+    assert limit.ledger_work(8.0, wanted=True) is None
+    for pauses in ([5.0], [5.0, limit.gap]):
+        limit.note_request(8.0)
+        await settled(limit, 8.0)
+        assert [each.args[0] for each in ledger.pause.await_args_list] == pauses
 
 
 @pytest.mark.parametrize("fault", [LedgerUnavailableError("gone"), RuntimeError("broken")])

@@ -20,6 +20,7 @@ from fake_ledgers import HookedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
+    Gate,
     Said,
     Script,
     answer,
@@ -185,6 +186,33 @@ async def test_a_schedule_is_told_the_age_and_the_share_that_is_notified(service
         await tracker.notify(told_of())
         await tracker.sale(sale("another", phone="0984111223"))
         assert told[-1] == (0, 1 / 16)
+
+
+async def test_one_round_of_429s_slows_down_once(service: FakeService) -> None:
+    """The second of two queries that were on their way says nothing new: queries go on after a second."""
+    gate = Gate()
+    async with tracking(
+        service, schedule=payclient.Fixed(1.0), transport=gate.before(service, "/1001")
+    ) as tracker:
+        pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(2)]
+        service.status_scripts = [lambda: refusal(5, status=429)] * 2
+        checks = asyncio.gather(*(each.check() for each in pendings))
+        await service.clock.advance(0.2)
+        gate.go.set()
+        await checks
+        await service.clock.advance(1.5)
+        assert len(service.queries) > 2
+
+
+async def test_a_short_window_has_a_short_pause_after_a_401(service: FakeService) -> None:
+    """Half a minute would be the whole life of the sale."""
+    service.status_scripts = [lambda: refusal(1, status=401)] * 2
+    async with selling(service, profile=attrs.evolve(PROFILE, sale_window=30.0)) as (_, pending):
+        for seconds in (0, 1, 4):
+            await service.clock.advance(seconds)
+            service.decide("Aceptado")
+            await pending.check()
+        assert pending.outcome.paid is True
 
 
 @in_virtual_time

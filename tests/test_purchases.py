@@ -101,6 +101,13 @@ async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeSer
     assert labels == ["pending", "pending", "other content", "other content", "refused"]
 
 
+async def test_a_purchase_of_the_same_name_is_the_one_without_a_name(service: FakeService) -> None:
+    """Also while the sale is being sent."""
+    async with tracking(service) as tracker:
+        calls = [tracker.sale(sale(), purchase=name) for name in (None, "order-17", None)]
+        assert {each.transaction_id for each in await asyncio.gather(*calls)} == {1000}
+
+
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
     async with selling(service, purchase="cart") as (tracker, pending):
@@ -310,6 +317,7 @@ async def test_an_expired_push_that_nobody_could_query_is_queried_before_another
         await collected_by(tracker, "cart of approved")
         await tracker.sale(sale("second"), purchase="cart of ignored")
     assert service.posted == {"approved": 1, "ignored": 1, "second": 1}
+    assert (await events_of(ledger, "ignored")).count("Exhausted") == 2  # it is queried for no third one
 
 
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
@@ -501,6 +509,14 @@ def test_a_purchase_is_not_paid_only_where_none_of_its_asks_may_be(
     assert Purchase.of("cart", asks).paid is paid
 
 
+def test_what_was_paid_beyond_the_first_payment_is_overpaid() -> None:
+    asks = [
+        Record(client_transaction_id=str(amount), state=State.ACCEPTED, amount=amount) for amount in (7, 5, 2)
+    ]
+    purchase = Purchase.of("cart", asks)
+    assert (purchase.collected, purchase.overpaid) == (14, 7)
+
+
 async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
     """It is not paid, and has no asks; a key that could be taken for another one is refused."""
     async with tracking(service) as tracker:
@@ -545,6 +561,17 @@ async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path)
     assert dict(one.result.links) == dict(two.result.links)
     assert (one.card.expires_at, one.wallet.url) == (two.card.expires_at, two.wallet.url)
     assert len(service.prepared) == 1
+
+
+async def test_the_links_of_another_process_are_as_old_as_their_form(service: FakeService) -> None:
+    """They are handed out no later here than there."""
+    async with tracking(service) as tracker:
+        prepared = await tracker.live_form("cart", form)
+    async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(530)
+        assert (await tracker.live_form("cart", form)).prepared_at == prepared.prepared_at
+        await service.clock.advance(20)
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", form))
 
 
 async def test_kept_links_are_a_choice(service: FakeService) -> None:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from payclient.lifecycle import Record
 from payclient.tracking.asks import DueTimes
 from payclient.tracking.followup import NEVER, Followed, Scheduled
-from payclient.tracking.rate_limit import CALLERS, FINAL, LEFT, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.rate_limit import (
+    CALLERS,
+    FINAL,
+    LATE,
+    LEFT,
+    NOTIFIED,
+    ROUTINE,
+    Backoff,
+    RateLimit,
+    RequestLines,
+)
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
@@ -27,8 +37,13 @@ def name_of(item: Scheduled | None) -> str:
 
 
 @pytest.mark.parametrize(
-    "least", [{NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, LEFT: 4, ROUTINE: 0}], ids=["hints", "left"]
-)
+    "least",
+    [
+        {NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, LEFT: 4, ROUTINE: 0},
+        {NOTIFIED: 40, FINAL: 8, LEFT: 4, ROUTINE: 8, LATE: 4},
+    ],
+    ids=["hints", "left", "all"],
+)  # fmt: skip
 def test_no_line_starves(least: dict[int, int]) -> None:
     """However many wait in the others; the notified go first in most lines, forms that were left now and then."""
     lines = RequestLines(300.0)
@@ -136,6 +151,18 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
     limit = RateLimit(None)
     limit.rate_limited(0.0, 0.0, 0.0)
     assert limit.ready_at() == limit.gap > 0.0
+
+
+def test_a_second_429_slows_down_further_however_fast_it_was_of_late() -> None:
+    """The rate that was measured is from before the first one."""
+    limit = RateLimit(None, Backoff(measures_rate=True))
+    for number in range(20):
+        limit.note_request(number * 0.1)
+    gaps = []
+    for when in (2.0, 3.0):
+        limit.rate_limited(when, when - 0.1, 0.0)
+        gaps.append(limit.gap)
+    assert gaps == pytest.approx([0.2, 0.4])
 
 
 def test_a_429_slows_down_what_keeps_a_known_rate() -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -181,6 +182,18 @@ class Deaf(SharedLedger):
 
     def watch(self, woken: object) -> Callable[[], None]:
         return lambda: None
+
+
+async def test_a_fault_of_ours_in_a_reversal_leaves_it_to_its_queries(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks at the payment any more."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        monkeypatch.setattr(payclient.PaySession, "reverse", AsyncMock(side_effect=RuntimeError("broken")))
+        await error_of(RuntimeError, tracker.reverse(pending))
+        await service.clock.advance(100)
+        assert (await record_in(service.ledger)).state is State.ACCEPTED
 
 
 async def test_a_process_that_saw_no_payment_calls_it_not_paid_while_it_is_given_back(

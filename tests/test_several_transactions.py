@@ -1023,6 +1023,37 @@ async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(se
     assert service.posted == {"order-17": 1}
 
 
+async def test_what_was_named_and_cannot_be_read_may_be_ours(service: FakeService) -> None:
+    """The next attempt is not sent beside it."""
+    unreadable = answer(200, {"state": "Aceptado", "transactionId": "1000"})
+    service.instead = lambda path: unlisted(path) or unreadable
+    async with tracking(service) as tracker:
+        service.scripts = [refuses(22)]
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await error_of(payclient.NotSentError, tracker.sale(sale()))
+    assert not service.posted
+
+
+async def test_what_was_named_is_paid_by_its_own_transaction(service: FakeService) -> None:
+    """More were named than are kept, none of which is queried by no id; and the report names none."""
+    service.instead = lambda path: (
+        answer(200, {"state": "Aceptado", "clientTransactionId": "order-17"})
+        if path == "/api/Sale/1000"
+        else refusal(20, status=404)
+    )
+    async with tracking(service) as tracker:
+        service.scripts = [refuses(22)]
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        service.status_scripts = [reset] * 100
+        for number in range(20):
+            await tracker.notify(hint(1000 + number))
+        service.status_scripts = []
+        assert (await tracker.sale(sale())).transaction_id == 1000
+    assert "/api/Sale/0" not in service.queries
+    assert not service.posted
+
+
 async def test_a_cancelled_earlier_attempt_of_another_content_keeps_nothing_from_being_sent(
     service: FakeService,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -168,6 +168,7 @@ async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -
             assert pending.state is State.UNKNOWN
         outcome = await outcome_of(service, pending)
         assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
+        assert (await tracker.history("order-17"))[-1].detail is None
         assert (await tracker.sale(sale())).state is State.PENDING
     assert service.posted == {"order-17": 1}
 
@@ -321,6 +322,19 @@ async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service:
         service.decide("Cancelado", 1000)
         await service.clock.advance(5)
         assert await task == ["o1", "o0"]
+
+
+async def test_who_takes_the_first_of_several_outcomes_waits_for_no_other(service: FakeService) -> None:
+    async with tracking(service) as tracker:
+        pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(3)]
+        service.decide("Aceptado", 1001)
+        await pendings[1].check()
+        before = asyncio.all_tasks()
+        outcomes = payclient.as_decided(pendings)
+        assert isinstance(outcomes, AsyncGenerator)
+        assert (await anext(outcomes)).paid is True
+        await outcomes.aclose()
+        assert asyncio.all_tasks() == before
 
 
 async def test_an_operators_word_during_the_send_stands(service: FakeService) -> None:

@@ -225,7 +225,7 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
         assert when is not None
         gaps.append(when - now)
         now = when
-    assert tuple(gaps) == NOTIFIED_DELAYS
+    assert tuple(gaps) == (0.25, 0.75, 2.0, 5.0)
     rules.next_look(ask, now)
     assert ask.notified_queries is None
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -336,6 +337,24 @@ async def test_what_fails_beside_a_batch(path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(found, LedgerUnavailableError)
     assert await ledger.get("a") == fresh("a")
     await ledger.aclose()
+
+
+async def test_a_ledger_closes_though_its_thread_is_busy(path: Path) -> None:
+    """What came before the order to end is carried out, and the order is not lost with it."""
+    ledger, goes_on = await SqliteLedger.open(str(path)), threading.Event()
+
+    async def slow(_: object) -> bool:
+        return goes_on.wait()
+
+    for _ in range(2):
+        busy = asyncio.ensure_future(ledger.work(slow))
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(ledger.aclose())
+    await asyncio.sleep(0)
+    goes_on.set()
+    async with asyncio.timeout(10):
+        await closing
+    assert await busy is True
 
 
 async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

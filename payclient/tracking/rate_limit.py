@@ -129,7 +129,7 @@ class RateLimit:
         """Speed up after a success, unless its request was made before the last 429."""
         if made_at > self._slowed_at and self._slowdown:
             self._slowdown *= self._backoff.relief
-            if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):
+            if self._slowdown < FIRST_SLOWDOWN / 10:
                 self._slowdown = 0.0
 
 

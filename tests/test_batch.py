@@ -1114,6 +1114,30 @@ async def test_a_row_that_another_process_has_sent_is_not_called_unsent(service:
     assert said == {"row-0": True, "row-1": True, "row-2": False}
 
 
+async def test_a_row_that_another_process_sends_as_the_batch_stops_is_read_once_a_second(
+    service: FakeService,
+) -> None:
+    """Not as often as the loop turns."""
+    service.scripts = [held := Held()]
+    async with (
+        tracking(service, one := SharedLedger()) as other,
+        tracking(service, ledger := SharedLedger(one)) as tracker,
+    ):
+        sending = asyncio.create_task(other.sale(rows(1)[0]))
+        await held.there.wait()
+        async with payclient.charge_all(tracker, rows(1), wait=0) as results:
+            reading = asyncio.create_task(all_of(results))
+            await service.clock.advance(1)
+            results.stop("that is all")
+            find = ledger.find = AsyncMock(side_effect=ledger.find)  # type: ignore[method-assign]
+            await turns(500)
+            assert find.await_count <= 5
+            held.go.set()
+            await sending
+            await service.clock.advance(2)
+            assert [each.outcome is not None for each in await reading] == [True]
+
+
 async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -235,6 +235,25 @@ async def test_each_conflict_is_one_event(service: Lagging, caplog: pytest.LogCa
 # --- What absence needs
 
 
+async def test_absence_is_not_proven_by_queries_by_a_candidate_alone(service: Lagging) -> None:
+    """A forged one is not found, now and then; the query by our own id, which would find the sale, always fails."""
+    failing, seen = answer(500, {}), list[float]()
+
+    def instead(path: str) -> HttpResponse | None:
+        now = service.clock.monotonic()
+        if now > 600 and path == "/api/Sale/777":
+            seen.append(now)
+        is_answered = path == "/api/Sale/777" and (now <= 600 or len(seen) == 1 or now > seen[0] + 60)
+        return None if is_answered else failing
+
+    service.instead = instead
+    async with selling(service, lost_answer) as (tracker, pending):
+        await tracker.notify(hint(777))
+        await service.clock.advance(10_000)
+        assert len(seen) > 2
+        assert pending.state is State.UNKNOWN
+
+
 async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: Lagging) -> None:
     """The query by the named id fails for ever: "not found" by the other id proves nothing, and nothing is sent."""
     service.instead = lambda path: answer(400, {}) if path == "/api/Sale/1000" else None
@@ -427,6 +446,18 @@ async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Laggin
     async with tracking(service, HookedLedger(before=hooks)) as tracker:
         await error_of(payclient.RefusedError, tracker.sale(sale()))
         await service.clock.advance(5)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+async def test_what_was_named_to_a_refused_sale_is_asked_for_until_it_is_answered(service: Lagging) -> None:
+    """Our own id is not listed yet: the query that is made again goes by what was named, too."""
+    service.scripts = [posted(1, refuses(100))]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        service.status_scripts = [reset]
+        await tracker.notify(hint(1000))
+        await service.clock.advance(10)
         assert (await pending_of(tracker)).outcome.paid is True
 
 

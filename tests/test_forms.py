@@ -123,6 +123,27 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) 
         assert await several(tracker, 5) == {"P2"}
 
 
+async def test_live_form_hands_out_none_that_a_query_found_paid(service: FakeService) -> None:
+    """Its links still live, and no browser came back."""
+    async with tracking(service) as tracker:
+        form = await tracker.live_form("cart", request)
+        service.pay(form.client_transaction_id, state="Aceptado")
+        assert (await (await pending_of(tracker, form.client_transaction_id)).check()).paid is True
+        await error_of(payclient.AlreadyPaidError, tracker.live_form("cart", request))
+
+
+async def test_live_form_does_not_wait_for_a_push_that_is_being_sent(service: FakeService) -> None:
+    """Its customer may answer it for minutes."""
+    service.scripts = [held := Held()]
+    async with tracking(service) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale(), purchase="cart"))
+        await held.there.wait()
+        async with asyncio.timeout(5):
+            await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
+        held.go.set()
+        await sending
+
+
 async def test_a_cancelled_caller_leaves_the_form_to_the_others(service: FakeService) -> None:
     """Whoever closes a tab while the form is prepared takes it from nobody."""
     async with tracking(service) as tracker:

@@ -31,6 +31,7 @@ from fake_service import (
     sale,
     selling,
     tracking,
+    when,
 )
 from manual_clock import ManualClock
 from payclient.ledger import postgres as postgres_ledger
@@ -172,6 +173,19 @@ async def test_an_end_that_is_not_written_yet(service: FakeService) -> None:
         await service.clock.advance(5)
         health = await tracker.health()
         assert (health.unwritten, health.ok) == (0, True)
+
+
+async def test_what_is_due_at_once_is_not_late(service: FakeService) -> None:
+    """It was notified before its answer came, in a process that runs for a while already."""
+
+    async def notified() -> None:
+        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+
+    service.scripts = [when(notified)]
+    async with tracking(service) as tracker:
+        await service.clock.advance(100)
+        await tracker.sale(sale())
+        assert (await tracker.health()).poller_alive
 
 
 async def test_a_poller_that_stopped() -> None:

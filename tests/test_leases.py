@@ -404,6 +404,23 @@ async def test_a_form_whose_end_was_never_written_is_unknown_once_nobody_can_be_
 
 
 @in_virtual_time
+async def test_what_is_being_sent_is_not_taken_for_what_a_crash_left() -> None:
+    """This process holds it and follows it only once it is answered."""
+    ledger, service = SharedLedger(), Service(undecided=True)
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        response = await service(request, before_send)
+        await asyncio.sleep(5)
+        return response
+
+    async with crowding(service, ledger=ledger, transport=slow) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await asyncio.sleep(4)
+        assert (await record_in(ledger)).state is State.SENDING
+        assert (await sending).state is State.PENDING
+
+
+@in_virtual_time
 async def test_what_had_its_last_look_is_held_for_a_year(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notification may come yet; until then no process has to claim it every day."""
     ledger = SharedLedger()

@@ -504,6 +504,16 @@ async def test_a_process_that_stood_still_sends_nothing(service: Withheld, which
 # --- The last queries
 
 
+async def test_an_exhausted_wait_ends_though_the_ledger_cannot_be_read(service: Withheld) -> None:
+    """What is known is true all the same."""
+    fails: set[str] = set()
+    async with selling(service, lost_answer, ledger=FailingLedger(fails.__contains__)) as (_, pending):
+        service.instead = lambda path: answer(500, {})
+        assert (await outcome_of(service, pending)).state is State.UNKNOWN
+        fails.add("get")
+        assert (await in_turns(pending.wait())).state is State.UNKNOWN
+
+
 async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Withheld) -> None:
     """Who waits once more for a sale of which nothing more is queried hears what is known, also an operator's word."""
     async with selling(service) as (_, pending):

@@ -515,6 +515,8 @@ def test_what_was_paid_beyond_the_first_payment_is_overpaid() -> None:
     ]
     purchase = Purchase.of("cart", asks)
     assert (purchase.collected, purchase.overpaid) == (14, 7)
+    again = [Record(client_transaction_id="7", attempt=n, state=State.REFUSED, amount=7) for n in (1, 2)]
+    assert len(Purchase.of("cart", again).asks) == 1
 
 
 async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
@@ -524,6 +526,7 @@ async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
         assert (purchase.paid, purchase.collected, purchase.asks) == (False, 0, ())
         for key in ("", "order\n17", "order\u200b17", " "):
             await error_of(payclient.InvalidRequestError, tracker.sale(sale(), purchase=key))
+            await error_of(payclient.InvalidRequestError, tracker.purchase(key))
     assert not service.posted
 
 

@@ -390,6 +390,8 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
         service.reverse_scripts = [(ConnectionResetError(), done)]
         outcome = await tracker.reverse(pending)
         assert (outcome.state, outcome.paid, pending.state) == (State.REVERSING, None, State.REVERSING)
+        assert (await tracker.cancel(pending)).state is State.REVERSING
+        assert pending.remaining == pytest.approx(60.0)  # twice the total time-out
         await collected_by(tracker, "cart")
         if not done:
             await service.clock.advance(10)
@@ -404,6 +406,33 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
     assert record.state is (State.REVERSED if done else State.ACCEPTED)
     assert record.evidence is Evidence.QUERY
     assert len(service.reversals) == 1
+
+
+async def test_a_lost_answer_is_settled_by_the_process_that_lost_it(service: Service) -> None:
+    """The payment was decided, so that no process held it any more."""
+    async with tracking(service, SharedLedger(), PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        await tracker.reverse(pending)
+        await service.clock.advance(100)
+        assert (await record_in(service.ledger)).state is State.REVERSED
+
+
+async def test_the_feed_says_at_once_that_a_payment_is_given_back(service: Service) -> None:
+    """The goods are held before the request has its answer."""
+    gate = Gate()
+    slow = gate.before(service, "/api/Reverse")
+    async with tracking(service, profile=PROFILE, transport=slow) as tracker:
+        pending, feed = await paid(service, tracker), tracker.outcomes()
+        assert (await anext(feed)).state is State.ACCEPTED
+        news = asyncio.ensure_future(anext(feed))
+        await asyncio.sleep(0)
+        reversing = asyncio.ensure_future(tracker.reverse(pending))
+        await gate.there.wait()
+        async with asyncio.timeout(5):
+            assert (await news).state is State.REVERSING
+        gate.go.set()
+        await reversing
 
 
 @pytest.mark.parametrize("can_query", [True, False])

@@ -691,6 +691,19 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
     assert sum("refused, and yet the customer may approve it" in each for each in caplog.messages) == 1
 
 
+async def test_a_refused_sale_in_a_state_that_the_profile_does_not_map_holds_back_another(
+    service: FakeService,
+) -> None:
+    """Its customer may be about to pay."""
+    service.scripts = [posted(1, refuses(22))]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("In review")
+        await tracker.notify(hint())
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    assert service.posted == {"order-17": 1}
+
+
 async def test_a_refused_sale_that_was_found_pending_is_queried_once_its_customer_has_answered(
     service: FakeService,
 ) -> None:
@@ -1020,6 +1033,20 @@ async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(se
         service.status_scripts = []
         service.decide("Aceptado")
         assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_what_an_earlier_attempt_of_another_content_paid_is_not_this_one(service: FakeService) -> None:
+    """It is listed late, and the cart has changed since: neither is it called paid, nor is another sale sent."""
+    service.scripts, service.instead = [posted(1, BUSY), BUSY], unlisted
+    changed = sale(amount_with_tax=2000)
+    async with tracking(service) as tracker:
+        for request in (sale(), changed):
+            await error_of(payclient.CustomerBusyError, tracker.sale(request))
+        service.instead = lambda path: None
+        service.decide("Aceptado")
+        await error_of(payclient.NotSentError, tracker.sale(changed))
+        assert (await record_in(service.ledger)).state is State.REFUSED
     assert service.posted == {"order-17": 1}
 
 

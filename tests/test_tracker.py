@@ -287,15 +287,17 @@ async def test_a_status_source_of_the_merchants_own(service: FakeService) -> Non
         assert reference.client_transaction_id == "order-17"
         if faults:
             await faults.pop()()
-        return payclient.StatusReport(state="Aceptado", transaction_id=1000)
+        return payclient.StatusReport(state="Cancelado", transaction_id=1000, reason=5)  # type: ignore[arg-type]
 
     async with selling(service, profile=payclient.DOCUMENT, status=status) as (_, pending):
-        assert (await outcome_of(service, pending)).paid is True
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.reason) == (False, None)
 
 
 async def test_the_feed_has_decisions_presumptions_and_corrections(service: FakeService) -> None:
     """`outcomes()` gives EXPIRED, then ACCEPTED, each with its cursor, and goes on from one."""
-    async with selling(service) as (tracker, _):
+    profile = attrs.evolve(PROFILE, receipt_fields=("transactionId",))
+    async with selling(service, profile=profile) as (tracker, _):
         feed = tracker.outcomes()
         first = asyncio.ensure_future(anext(feed))
         await service.clock.advance(301)
@@ -307,6 +309,8 @@ async def test_the_feed_has_decisions_presumptions_and_corrections(service: Fake
         assert [expired.state, accepted.state] == [State.EXPIRED, State.ACCEPTED]
         assert accepted.cursor is not None
         assert (await anext(tracker.outcomes(since=expired.cursor or 0))).cursor == accepted.cursor
+        again = await anext(tracker.outcomes())
+        assert (again.state, again.receipt, accepted.receipt) == (State.EXPIRED, {}, {"transactionId": 1000})
 
 
 async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service: FakeService) -> None:

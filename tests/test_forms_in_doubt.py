@@ -16,6 +16,7 @@ from fake_service import (
     Gate,
     Held,
     answer,
+    collected_by,
     error_of,
     form,
     held_by,
@@ -30,6 +31,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
+from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import HttpResponse
 from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
@@ -440,6 +442,27 @@ async def test_a_form_that_no_query_finds_frees_its_purchase(service: FakeServic
             await held_by(tracker, "cart-1")
         else:
             assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+
+
+async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(service: FakeService) -> None:
+    """Its purchase was free; after an upgrade the profile names the query, and the form is found paid."""
+    ledger = MemoryLedger()
+    async with prepared(service, BLIND, ledger) as tracker:
+        assert (await the_end(service, tracker)).state is State.EXPIRED
+        await service.clock.advance(4000)
+    service.pay("form-1")
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await collected_by(tracker, "cart-1")
+
+
+async def test_a_form_that_nobody_looks_at_frees_its_purchase_once_its_links_are_dead(
+    service: FakeService,
+) -> None:
+    """No query finds it, and nobody waits for it: it stays PENDING."""
+    async with prepared(service, BLIND) as tracker:
+        await service.clock.advance(4000)
+        assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+        assert (await record_in(service.ledger, "form-1")).state is State.PENDING
 
 
 async def test_who_looks_at_the_old_form_of_another_process_does_not_hold_its_purchase(

@@ -25,6 +25,7 @@ from fake_service import (
     broken,
     error_of,
     events_of,
+    held_by,
     hint,
     lost_answer,
     lost_request,
@@ -180,6 +181,18 @@ async def test_without_a_query_by_client_id_nothing_proves_absence(service: Fake
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
     assert not service.queries
+
+
+async def test_a_source_of_ones_own_proves_no_absence(service: FakeService) -> None:
+    """However often it finds nothing: it may know less than the service. What the sale holds queries it once more."""
+    status = AsyncMock(return_value=None)
+    async with selling(service, lost_answer, status=status) as (tracker, pending):
+        await service.clock.advance(100_000)
+        assert pending.state is State.UNKNOWN
+        queries = status.await_count
+        await held_by(tracker, "order-17")
+        await service.clock.advance(1)
+        assert status.await_count == queries + 1
 
 
 async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService) -> None:

@@ -625,6 +625,16 @@ async def test_the_only_query_that_is_left_is_made_again_where_the_ledger_fails(
     assert (await record_in(ledger)).state is state
 
 
+async def test_a_word_that_the_profile_lacks_is_queried_seldom(service: FakeService) -> None:
+    """It may stay the last one: else the charges of a few days would use up the rate for good."""
+    async with selling(service):
+        service.decide("Vencido")
+        await service.clock.advance(86_400)
+        begun = len(service.queries)
+        await service.clock.advance(7 * 86_400)
+    assert len(service.queries) - begun <= 1
+
+
 async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeService) -> None:
     """Its second request gets no permit, and what became of the first is asked for."""
 

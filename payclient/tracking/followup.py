@@ -430,7 +430,8 @@ class Policy:
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if is_presumed(ask.record):
             later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
-        if ask.failures:  # its last query came to nothing, here or in the ledger
+        if ask.failures and (ask.report is None or ask.report.state is not None):
+            # Its last query came to nothing, here or in the ledger. A word that the profile lacks is an answer.
             later.append(now + RECHECK_AGES[0] * self.scale * backoff(ask))
         return min((when for when in later if when > now), default=None)
 

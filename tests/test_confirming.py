@@ -1222,6 +1222,29 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
         await until(service, lambda: 5001 in service.confirmed, 5)
 
 
+async def test_a_browser_that_comes_again_as_the_tracker_closes_does_not_wait(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger is slow to read: by then no confirmation is made any more that the page could wait for."""
+    service.confirm_scripts, read = [reset], Gate()
+
+    async def read_slowly(identifier: str) -> Record:
+        await read()
+        return await record_in(service.ledger, identifier)
+
+    async with prepared(service, BLIND) as tracker:
+        query = service.pay("form-1")
+        await tracker.returned(query)
+        with monkeypatch.context() as patched:
+            patched.setattr(service.ledger, "get", read_slowly)
+            again = asyncio.create_task(tracker.returned(query))
+            await read.there.wait()
+    read.go.set()
+    for _ in range(4):
+        await slowly()
+    assert again.done()
+
+
 async def test_a_return_that_a_closing_tracker_cannot_write_is_confirmed(service: FakeService) -> None:
     """The ledger fails at that moment, so that no next process would learn of it: the payment would be reversed."""
 

@@ -150,7 +150,7 @@ class Confirmer:
         for each in (*form.unanswered(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
         tried = confirmation.tried
-        if begins:
+        if begins and not self._asks.closed:
             self._poller.plan_form(form)
         else:
             form.close()

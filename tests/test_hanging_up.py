@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import (
     FakeService,
     Gate,
@@ -122,13 +123,17 @@ async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) 
         assert (await pending_of(tracker, "form-1")).outcome.paid is True
 
 
-@pytest.mark.parametrize(("identifier", "passes"), [("order-17", 1), ("form-1", 2)])
+@pytest.mark.parametrize(
+    ("ledger", "identifier", "passes"),
+    [(MemoryLedger, "order-17", 1), (MemoryLedger, "form-1", 2), (SharedLedger, "order-17", 1)],
+    ids=["a query", "a confirmation", "a reservation of the rate"],
+)
 async def test_a_request_that_was_cancelled_before_it_began_is_made_later(
-    identifier: str, passes: int
+    ledger: type[MemoryLedger], identifier: str, passes: int
 ) -> None:
     """Such are those that are started in the very moment in which a program cancels all: a wait would never end."""
     service = FakeService()
-    async with tracking(service, profile=BLIND) as tracker:
+    async with tracking(service, ledger(), BLIND) as tracker:
         pending = await tracker.sale(sale())
         await tracker.prepare(form())
         query = service.pay("form-1")

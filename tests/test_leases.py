@@ -757,17 +757,23 @@ async def test_a_429_is_for_all(pair: tuple[Worker, Worker]) -> None:
     assert limit.ready_at() > first
 
 
-async def test_one_request_is_reserved_at_a_time() -> None:
+async def test_one_request_is_reserved_at_a_time(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However often one is wanted while the ledger answers, no other process waits for more than is made."""
-    ledger, clock = AsyncMock(), SystemClock()
-    ledger.reserve.return_value = 1.0
-    limit = SharedRateLimit(60.0, ledger, clock, LateWrites(ledger, clock))
-    limit.rate_limited(0.0, 0.0, 2.0)
-    reserving = limit.ledger_work(0.0, wanted=True)
-    assert limit.ledger_work(0.0, wanted=True) is None
-    assert reserving is not None
-    await reserving
-    assert (ledger.reserve.await_count, ledger.pause.await_count) == (1, 1)
+    ledger, begun = SharedLedger(), []
+
+    async def reserve(gap: float) -> float:
+        begun.append(gap)
+        return await asyncio.Future()
+
+    monkeypatch.setattr(ledger, "reserve", reserve)
+    async with tracking(service, ledger, attrs.evolve(PROFILE, queries_per_minute=60)) as tracker:
+        for number in range(3):
+            pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
+            await tracker.notify(hint(1000 + number, pending.client_transaction_id))
+        await service.clock.advance(5)
+        assert begun == [1.0]
 
 
 async def test_a_reservation_that_was_cancelled_is_made_anew() -> None:

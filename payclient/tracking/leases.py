@@ -66,7 +66,6 @@ class SharedRateLimit(RateLimit):
         self._late = late
         #: From when on the reserved request may be made; infinity: none is reserved.
         self._reserved_from = float("inf")
-        self._reserving = False
         #: Seconds for which no process may make a request, while the ledger does not have them yet.
         self._unwritten_pause = 0.0
 
@@ -86,19 +85,19 @@ class SharedRateLimit(RateLimit):
             self._unwritten_pause = max(self._unwritten_pause, self._paused_until - now)
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
-        """Reserve a request where one waits and none is reserved, and write the pause that all processes must keep."""
+        """Reserve a request where one waits and none is reserved, and write the pause that all processes must keep.
+
+        Only where no earlier work of this kind is under way.
+        """
         if self._reserved_from < now - max(self.gap, UNUSED):
             self._reserved_from = float("inf")  # a reservation that was not used lapses
-        reserves = wanted and self._reserved_from == float("inf") and not self._reserving
-        if not reserves and not self._unwritten_pause:
-            return None
-        self._reserving = self._reserving or reserves
-        pause, self._unwritten_pause = self._unwritten_pause, 0.0
-        return self._write(pause, reserves=reserves)
+        reserves = wanted and self._reserved_from == float("inf")
+        return self._write(reserves=reserves) if reserves or self._unwritten_pause else None
 
-    async def _write(self, pause: float, *, reserves: bool) -> None:
+    async def _write(self, *, reserves: bool) -> None:
         """Write a pause, and reserve a request. If the ledger fails, wait as though `PRESUMED` processes shared it."""
         seconds = max(PRESUMED * self._known_gap, self.gap)
+        pause, self._unwritten_pause = self._unwritten_pause, 0.0
         try:
             if pause:
                 await self._ledger.pause(pause)
@@ -106,8 +105,6 @@ class SharedRateLimit(RateLimit):
                 seconds = await self._ledger.reserve(self.gap)
         except Exception as error:  # whatever it is must not end the queries of all
             self._late.failed(error)
-        finally:  # also where all tasks of the loop are cancelled
-            self._reserving = self._reserving and not reserves
         if reserves:
             self._reserved_from = self._clock.monotonic() + seconds
 

@@ -103,6 +103,8 @@ class Poller:
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
         self._works: set[asyncio.Task[Any]] = set()
+        #: The work of a shared rate in the ledger.
+        self._reserving: asyncio.Task[Any] | None = None
         #: Writes that go on where their callers are cancelled; at the close, the sends too. Closing waits for them.
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
@@ -183,10 +185,11 @@ class Poller:
         request_waits = bool(waiting[CALLERS]) if self._is_full else any(waiting.values())
         if request_waits:
             when = min(when, self.rate.ready_at())
-        if isinstance(self.rate, SharedRateLimit) and not self.asks.closed:
+        is_idle = self._reserving is None or self._reserving.done()
+        if isinstance(self.rate, SharedRateLimit) and is_idle and not self.asks.closed:
             work = self.rate.ledger_work(self.clock.monotonic(), wanted=request_waits)
             if work is not None:
-                self.start_work(work)
+                self._reserving = self.start_work(work)
         if self._timer is None:
             due.alarm_at = math.inf
         if when < due.alarm_at and not self.asks.closed:

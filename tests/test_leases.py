@@ -27,12 +27,15 @@ from fake_service import (
     error_of,
     events_of,
     form,
+    held_by,
     hint,
     lost_answer,
+    outcome_of,
     pending_of,
     record_in,
     sale,
     seen_dead,
+    selling,
     tracking,
     unlisted,
     when,
@@ -719,6 +722,16 @@ async def test_another_tracker_over_the_ledger_goes_on_at_once(service: FakeServ
             await tracker.sale(sale())
         async with tracking(service, ledger) as tracker:
             assert [each.state for each in tracker.open_sales()] == [State.PENDING]
+
+
+async def test_a_clock_that_jumps_frees_no_purchase_of_another_process(service: FakeService) -> None:
+    """Its ledger compared the clocks as it was opened; the customer can still approve what seems long over here."""
+    async with tracking(service, one := SharedLedger()) as tracker:
+        async with selling(service, ledger=SharedLedger(one), purchase="cart"):
+            service.clock.jump_wall(3600)
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+        assert service.clock.monotonic() < 300
+        await held_by(tracker, "cart")
 
 
 # One rate

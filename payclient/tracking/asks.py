@@ -31,6 +31,9 @@ from payclient.tracking.leases import A_DAY, A_YEAR, Leases
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
 
+#: Seconds by which the wall clock may differ from what has passed since the tracker was opened.
+MOST_JUMP = 30.0
+
 #: The states whose begin sets `begun` anew: a sale that was found may be approved from now on. So does any change to
 #: REVERSING: a reversal that was permitted may be executed from now on.
 _APPROVABLE = (State.PENDING, State.EXPIRED)
@@ -110,10 +113,13 @@ class OpenAsks:
         self.is_open: bool = False
         self.closed: bool = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Seconds by which the wall clock was ahead of the monotonic one as the tracker was opened.
+        self._wall_ahead = 0.0
 
     def open(self) -> None:
         """Take calls from now on, in the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._wall_ahead = self.clock.time() - self.clock.monotonic()
         self.is_open = True
 
     def check_open(self, client_transaction_id: str | None = None) -> None:
@@ -166,11 +172,13 @@ class OpenAsks:
 
     def _times(self, record: Record, now: float) -> tuple[float, float]:
         """Return when an ask was permitted and when it expires, by the monotonic clock."""
-        expires_at = record.expires_at
+        expires_at, wall = record.expires_at, self.clock.time()
         if expires_at is None:
             expires_at = record.created_at + self.policy.sale_window
+        if abs(wall - now - self._wall_ahead) > MOST_JUMP:
+            self.policy.clocks_agree = False  # it jumped since it was compared
         # Never later than a whole life from now, however the wall clock jumped between two runs.
-        ends = min(now + expires_at - self.clock.time(), now + self.policy.longest_life[record.kind])
+        ends = min(now + expires_at - wall, now + self.policy.longest_life[record.kind])
         return ends - (expires_at - record.created_at), ends
 
     def open_ask(self, client_transaction_id: str) -> Followed | None:

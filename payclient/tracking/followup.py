@@ -258,7 +258,7 @@ class Policy:
         self.by_our_id: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
-        #: Whether a ledger that others share has compared this machine's clock with theirs.
+        #: Whether a ledger that others share has compared this machine's clock with theirs. Not once it has jumped.
         self.clocks_agree: bool = False
         #: The share of recent answers of which a notification came.
         self.notified_share: float = 0.0

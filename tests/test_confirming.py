@@ -1222,6 +1222,27 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
         await until(service, lambda: 5001 in service.confirmed, 5)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_form_that_a_person_gave_up_as_it_was_confirmed_is_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture, shared: bool
+) -> None:
+    """Here or in another process: it is paid after all, and the person must know."""
+    ledger, gate = SharedLedger(), Gate()
+    async with (
+        tracking(service, ledger, PROFILE, transport=gate.before(service, "/Confirm")) as tracker,
+        tracking(service, SharedLedger(ledger), PROFILE) as other,
+    ):
+        await tracker.prepare(form())
+        await service.clock.advance(1300)
+        confirming = asyncio.create_task(tracker.returned(service.pay("form-1")))
+        await gate.there.wait()
+        deciding = other if shared else tracker
+        await deciding.resolve("form-1", as_="cancelled", actor="Ana", reason="called")
+        gate.go.set()
+        assert (await confirming).paid is True
+    assert alarms(caplog) == ["form-1: cancelled, and yet accepted"]
+
+
 async def test_a_browser_that_comes_again_as_the_tracker_closes_does_not_wait(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,19 +176,22 @@ class StatusQueries:
             what = "a status report is not ours: %s"
             log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
         is_taken = all([await self._asks.apply(ask, event) for event in reading.events])
-        is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
-        is_overtaken = ask.record.version > record.version + len(reading.events)
-        if is_taken and is_payment and is_overtaken and not record.state.decided:
-            await self._alarm_if_corrected(ask.record)
+        if is_taken:
+            await self._alarm_if_corrected(record, ask.record, reading)
         return is_taken
 
-    async def _alarm_if_corrected(self, record: Record) -> None:
-        """Raise the alarm where a person or another process had meanwhile called unpaid what is found paid now."""
+    async def _alarm_if_corrected(self, before: Record, after: Record, reading: Reading) -> None:
+        """Raise the alarm where a person or another process called unpaid what is found paid, while it was queried."""
+        is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
+        is_overtaken = after.version > before.version + len(reading.events)
+        if not is_payment or not (is_overtaken or before.state.decided):
+            return
         with suppress(LedgerError):  # the feed has the correction all the same
-            history = await history_of(self._asks.ledger, record)
+            history = await history_of(self._asks.ledger, after)
             found = (each.before for each, _ in history if each.event == FoundAccepted.__name__)
-            if (alarm := ALARMS.get((next(found, None), "Aceptado"))) is not None:
-                _alarm(record, Reading(alarms=[alarm]))
+            alarm = ALARMS.get((next(found, None), "Aceptado"))
+            if alarm is not None and alarm not in reading.alarms:
+                _alarm(after, Reading(alarms=[alarm]))
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means for an attempt, and return the attempt's record after that."""
@@ -198,8 +201,10 @@ class StatusQueries:
         if reading.conflict is not None:  # here only the answer to a confirmation has one
             what = "a confirmation is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
+        before = record
         for event in reading.events:
             record = await self._asks.write(record, event)
+        await self._alarm_if_corrected(before, record, reading)
         return record
 
     def can_see(self, record: Record) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -72,7 +73,8 @@ class Confirmer:
                 form.writing.add(transaction_id)
                 words = "the tracker was closed before the return was on record"
                 write = self._write_return(form, transaction_id)
-                tried = await self._poller.finish(write, record.client_transaction_id, words)
+                go_on = partial(self._go_on, form, transaction_id)
+                tried = await self._poller.finish(write, record.client_transaction_id, words, at_end=go_on)
             with suppress(TimeoutError):
                 await within(self._clock, self._session.timeouts.total, tried.wait())
         return Outcome.of(form.record, report=form.report)
@@ -90,6 +92,12 @@ class Confirmer:
             form.writing.discard(transaction_id)
             tried = self._confirm(form, transaction_id, begins=not is_left)
         return tried
+
+    def _go_on(self, form: ReturnedForm, transaction_id: int | None) -> None:
+        """Confirm a return all the same whose write was cancelled before it began."""
+        if transaction_id in form.writing:
+            form.writing.discard(transaction_id)
+            self._confirm(form, transaction_id)
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid.

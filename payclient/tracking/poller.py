@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -450,12 +450,21 @@ class Poller:
                 await within(self.clock, patience, started.wait())
         return started.is_set()
 
-    async def finish(self, work: Coroutine[None, None, _T], client_transaction_id: str, if_closed: str) -> _T:
+    async def finish(
+        self,
+        work: Coroutine[None, None, _T],
+        client_transaction_id: str,
+        if_closed: str,
+        *,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> _T:
         """Await work that goes on where its caller is cancelled, as a web framework cancels when a browser hangs up.
 
-        Raises `TrackerClosedError` with the message `if_closed` where a closing tracker ended the work.
+        Raises `TrackerClosedError` with the message `if_closed` where a closing tracker ended the work. `at_end` is
+        called at its end, also where its task was cancelled before it began.
         """
         task = start(work, self.detached)
+        task.add_done_callback(lambda _: at_end())
         try:
             return await outlive(task)
         except asyncio.CancelledError:

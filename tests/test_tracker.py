@@ -25,6 +25,7 @@ from fake_service import (
     broken,
     error_of,
     events_of,
+    form,
     held_by,
     hint,
     lost_answer,
@@ -601,6 +602,14 @@ async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytes
         service.decide("Aceptado")
         assert (pending.outcome.paid, (await outcome_of(service, pending)).paid) == (None, None)
     assert len(alarms(caplog)) == 1
+
+
+async def test_a_form_whose_permit_a_failover_lost_is_not_handed_out(service: FakeService) -> None:
+    """Its payment would be confirmed by nobody, and known to nobody."""
+    ledger = MemoryLedger()
+    service.scripts = [when(lambda: ledger._attempts.pop("form-1"))]  # noqa: SLF001 - as that does
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.LedgerUnavailableError, tracker.prepare(form()))
 
 
 @pytest.mark.parametrize(

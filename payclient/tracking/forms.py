@@ -18,6 +18,7 @@ from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
     LedgerError,
+    LedgerUnavailableError,
     OutcomeUnknownError,
     PurchaseOpenError,
     RefusedError,
@@ -198,11 +199,14 @@ class Forms:
     async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
         attempt, identifier = self._attempts.encode(request, purchase), request.client_transaction_id
-        await self._attempts.send(attempt)
+        record = await self._attempts.send(attempt)
         if attempt.result is None or attempt.record is None:
             # A closing tracker ended it: nobody has its links.
             words = "the tracker was closed before the form's links came; prepare another form"
             raise TrackerClosedError(words, client_transaction_id=identifier)
+        if record.state is State.SENDING:
+            words = "the ledger has lost the form, as by a failover, and would know of no payment; prepare another form"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
         form = self._form(identifier, attempt.result, attempt.record.created_at)
         if not form.is_live(self._clock.time()):

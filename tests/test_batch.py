@@ -171,6 +171,15 @@ async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> N
     assert prompts.most == 1
 
 
+async def test_a_customer_whose_phone_is_written_in_other_ways_has_one_too(service: FakeService) -> None:
+    """Blanks and dashes may part the digits, and a `+` stand before the calling code."""
+    prompts = Prompts(service)
+    spelled = [("593", "0984111222"), ("+593", "0984111222"), ("593", "0984 111-222")]
+    requests = [sale(f"row-{code}-{phone}", phone=phone, country_code=code) for code, phone in spelled]
+    assert len(await charged(service, requests, each_second=prompts)) == 3
+    assert prompts.most == 1
+
+
 @pytest.mark.parametrize("wait", [None, 1000])
 async def test_an_expired_sale_frees_its_customer_early(service: FakeService, wait: int | None) -> None:
     """The lane goes on at the expiry; the first row's result comes when the last query is made."""

@@ -42,6 +42,9 @@ from payclient.wire import HttpRequest
 if TYPE_CHECKING:
     from payclient.tracking.forms import KeptLinks
 
+#: Marks that a customer's phone may be written with, or without.
+_MARKS = str.maketrans("", "", "+ -")
+
 #: Answers that are remembered by their ids, to find a copy of one: a copy comes soon after its original.
 REMEMBERED = 1000
 
@@ -59,7 +62,7 @@ def lane_text(request: SaleRequest) -> str:
     if request.by_nick_name:
         who = f"nick\0{request.nick_name}"
     else:
-        who = f"{request.country_code}\0{request.phone_number}"
+        who = f"{request.country_code}\0{request.phone_number}".translate(_MARKS)
     return f"lane\0{request.store_id or ''}\0{who}"
 
 

@@ -390,6 +390,8 @@ class PaySession:
         except Exception as error:
             failure = describe_failure(error)
         else:
+            if proof.before_send is not None and not proof.passed:
+                raise UsageError("a transport awaits before_send before the first byte, and this one did not")
             if response.status < 500:
                 self.answered_at = time.time()
             if response.status == 401:

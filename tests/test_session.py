@@ -314,6 +314,15 @@ async def test_a_transport_that_repeats_by_itself_sends_once() -> None:
     assert sent == ["/api/Sale", "/api/Reverse"]
 
 
+async def test_a_transport_that_sends_without_a_permit_is_named() -> None:
+    """As a fake of one's own does that forgets its second argument."""
+
+    async def hasty(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        return CREATED
+
+    await error_of(UsageError, session_over(hasty).sale(SALE, before_send=Permit()), "awaits before_send")
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
 def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:

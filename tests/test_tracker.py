@@ -463,7 +463,7 @@ async def test_a_fault_of_ours_before_the_permit_leaves_nothing(service: FakeSer
     """It is raised, and the ledger has no row."""
     service.scripts = [broken]
     async with tracking(service) as tracker:
-        await error_of(AttributeError, tracker.sale(sale()))
+        await error_of(payclient.UsageError, tracker.sale(sale()))
         assert await tracker.find("order-17") is None
         assert (await tracker.sale(sale())).state is State.PENDING
 

@@ -359,6 +359,21 @@ async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int)
     assert wait <= service.clock.monotonic() <= wait + 2
 
 
+@pytest.mark.parametrize("wait", [0, 30])
+async def test_a_customer_is_busy_beyond_a_limited_wait(service: FakeService, wait: int) -> None:
+    """The first request stands on the phone until it is answered, or has expired: another would be refused (2061)."""
+
+    def answered() -> None:
+        if service.clock.monotonic() > 100:
+            accept_all(service)
+
+    for busy, each_second in ((100, answered), (300, silent)):
+        began = service.clock.monotonic()
+        twice = [sale(f"busy-{busy}-{n}", phone=f"09{busy:08}") for n in range(2)]
+        assert len(await charged(service, twice, wait=wait, each_second=each_second)) == 2
+        assert busy <= service.posted_at[f"busy-{busy}-1"] - began <= busy + 5
+
+
 @pytest.mark.parametrize(
     ("script", "state"), [(FakeService.take, State.EXPIRED), (lost_request, State.UNKNOWN)]
 )

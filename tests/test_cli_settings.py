@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli_runs import TOKEN, Said, Service, rows_of, write_csv
+from payclient import DOCUMENT
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
+from payclient.cli.settings import Limits
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -203,3 +205,9 @@ def test_the_simulator_is_no_shop(shop: Path, monkeypatch: pytest.MonkeyPatch, c
     (shop / "payclient.toml").write_text("set = { currency = 'USD' }\n")
     assert main(["simulate", "--port", "99999"]) == 2
     assert "--port: must be 0 to 65535" in capfd.readouterr().err
+
+
+def test_a_run_lasts_as_long_as_its_customers_are_busy() -> None:
+    """The next row of a customer is sent once the request before it has expired, however short the wait is."""
+    assert Limits(wait=2.0).longest(DOCUMENT, 3, 3) > 600
+    assert Limits(wait=2.0).longest(DOCUMENT, 3, 1) < 10

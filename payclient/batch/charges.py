@@ -29,6 +29,8 @@ WINDOW = 1000
 #: Seconds until the ledger is read again for a row that another process is sending right now.
 SENDING_DELAY = 1.0
 
+#: Seconds between two looks at a sale that is waited for no longer, whose customer has other rows.
+HELD_DELAY = 2.0
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
 
@@ -326,10 +328,26 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._free(lane)
                 with suppress(StillPendingError):
                     await _wait_for(sent, self._left(began))
-            sent = ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome)
-        self._emit(sent)
+            self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
+            if has_result:
+                await self._hold(lane, sent)
+        else:
+            self._emit(sent)
         if has_result:
             self._free(lane)
+
+    async def _hold(self, lane: Lane, pending: PendingSale) -> None:
+        """Send nothing to a customer on whose phone a sale may stand that is waited for no longer."""
+        while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
+            if pending.outcome.decided_at is not None or (seconds := self._busy_for(pending)) <= 0:
+                return
+            with suppress(TimeoutError):
+                await within(self._clock, min(seconds, HELD_DELAY * self._scale), self._stopping.wait())
+
+    def _busy_for(self, pending: PendingSale) -> float:
+        """Return the seconds until a sale's customer is free by the clock, at the latest."""
+        grace = self._late if pending.state is State.UNKNOWN else 0.0
+        return (pending.expires_at or 0.0) + grace - self._clock.time()
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""
@@ -366,9 +384,7 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _wait_for_result(self, pending: PendingSale, began: float) -> bool:
         """Wait until a sale is decided, at most `wait` seconds. False: it expired; its last queries are to come."""
         while pending.expires_at is not None:
-            grace = self._late if pending.state is State.UNKNOWN else 0.0
-            seconds = pending.expires_at + grace - self._clock.time()
-            if seconds <= 0:
+            if (seconds := self._busy_for(pending)) <= 0:
                 break
             left = self._left(began)
             try:

@@ -189,9 +189,10 @@ class Limits:
         if profile.status is not None:
             held += final_queries(profile.sale_window)
         held = held if self.wait is None else min(held, self.wait)
+        lane = max(held, profile.sale_window) * (longest_lane - 1) + held if longest_lane else 0.0
         sends = sends_per_second(profile, self.rate, self.wait)
         sending = rows * EXCHANGE / self.max_in_flight + (0.0 if sends is None else rows / sends)
-        return sending + held * (rows / self.max_pending + longest_lane)
+        return sending + held * rows / self.max_pending + lane
 
 
 def final_queries(window: float) -> float:

@@ -90,6 +90,9 @@ def test_an_empty_variable_is_not_set(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setenv("PAYCLIENT_TOKEN", "")
     assert main(["charge", str(file), "--dry-run", "--profile", "payphone"]) == 0
+    # As an option it is a script's variable that is not set: the preset's address is the real service's.
+    assert main(["charge", str(file), "--dry-run", "--profile", "payphone", "--base-url", ""]) == 2
+    assert "--base-url: must not be empty" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class Configuration:
         for command in reversed(commands):
             table = {command: table}
         Dict(table, source=str(path), allow_unknown=True)(app, commands, arguments)
+        _check_shared(options)
         origins.set({name: (value, str(path)) for name, value in values.items()} | _given(options))
 
     def _find(self, command: str, arguments: ArgumentCollection) -> Path | None:
@@ -123,6 +124,13 @@ def _drop_empty_variables(options: Iterable[Argument]) -> None:
     """Let an empty environment variable be not set."""
     for option in options:
         option.tokens = [each for each in option.tokens if each.value or each.source != "env"]
+
+
+def _check_shared(options: Mapping[str, Argument]) -> None:
+    """Refuse an empty value: `--base-url "$URL"` without that variable would be the preset's address, a real one."""
+    for name in SHARED & options.keys():
+        if any(not each.value for each in options[name].tokens):
+            raise ConfigurationError(f"{options[name].name}: must not be empty; nothing was sent")
 
 
 def _given(options: Mapping[str, Argument]) -> dict[str, tuple[Any, str]]:

@@ -363,6 +363,7 @@ def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path
     assert main(arguments) == 3
     assert main([*arguments, "--until", "2001-01-31"]) == 0
     assert main([*arguments, "--since", "2001-01-31"]) == 3
+    assert main([*arguments, "--since", "2001-01-31", "--until", "2001-01-01"]) == 2
 
 
 def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None:

@@ -213,6 +213,14 @@ def reconcile(
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
+def _period(since: datetime.date | None, until: datetime.date | None) -> tuple[datetime.date, datetime.date]:
+    """Return the first and the last day. Without a day no payment would be only here, and each cent would agree."""
+    begin, end = since or datetime.date.min, until or datetime.date.max
+    if begin > end:
+        raise ConfigurationError("--since must not be after --until")
+    return begin, end
+
+
 async def _pair_up(
     url: str | None, entries: Sequence[Entry], since: datetime.date | None, until: datetime.date | None
 ) -> tuple[list[Pair], int]:
@@ -223,7 +231,7 @@ async def _pair_up(
     ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
     known = {*chain.from_iterable(ids)} - {None}
     found, unlisted = list[Record](), 0
-    begin, end = since or datetime.date.min, until or datetime.date.max
+    begin, end = _period(since, until)
     async with opened(url) as book:
         async for record in book.records():
             when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)

@@ -89,6 +89,10 @@ def test_a_plan_says_its_latest_end(tmp_path: Path, options: list[str], said: st
     file = write_csv(tmp_path / "charges.csv", rows_of("binds", 4))
     assert main(["charge", str(file), "--dry-run", "--profile", str(profile), *options]) == 0
     assert said in " ".join(capfd.readouterr().out.split())
+    # Machines read the output of --json: the plan is for people.
+    assert main(["charge", str(file), "--dry-run", "--json", "--profile", str(profile), *options]) == 0
+    shown = capfd.readouterr()
+    assert (shown.out, said in " ".join(shown.err.split())) == ("", True)
 
 
 # --- What is shown

@@ -146,7 +146,8 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
     """
     file = plan.file
     if shown.dry_run:
-        terminal.out().print(plan.picture(), soft_wrap=False)
+        # With --json each line of stdout is an object.
+        (terminal.err if shown.json else terminal.out()).print(plan.picture(), soft_wrap=False)
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)

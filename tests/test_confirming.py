@@ -409,7 +409,7 @@ async def test_two_declined_cards_keep_each_other_in_no_doubt(service: FakeServi
     "changes",
     [
         {"amount": 1}, {"currency": "EUR"}, {"clientTransactionId": "form-2"}, {"transactionId": 5002},
-        {"amount": None}, {"clientTransactionId": None},
+        {"amount": None}, {"clientTransactionId": None}, {"transactionId": None},
     ],
 )  # fmt: skip
 async def test_another_payment_decides_nothing(service: FakeService, changes: dict[str, object]) -> None:
@@ -623,13 +623,19 @@ async def test_a_form_that_could_not_be_used_is_said(
 
 
 async def test_a_refused_form_stays_refused(service: FakeService) -> None:
-    """An operator said that nothing was created, and a browser says otherwise: the record stands."""
+    """An operator said that nothing was created, and a browser says otherwise: the record stands until it is paid."""
     async with prepared(service, BLIND) as tracker:
         await the_end(service, tracker)
         record = await record_in(service.ledger, "form-1")
         await service.ledger.apply(record, DecidedRefused(at=1.0, actor="Ana", reason="seen"))
         assert (await tracker.returned(back(5001))).state is State.REFUSED
         assert not service.confirms
+        service.pay("form-1", transactionStatus="Pending")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(2)
+        service.pay("form-1")
+        await service.clock.advance(60)
+        assert await state_of(service) is State.ACCEPTED
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])

@@ -258,6 +258,19 @@ async def test_a_number_and_an_id_of_two_transactions_prove_no_account(service: 
     assert (await ended(service, "token-1")).paid is True
 
 
+async def test_another_account_gives_no_payment_back(service: Accounts) -> None:
+    """It has our number for one sale, our client transaction id for another without a number: both are cancelled."""
+    await sold(service)
+    service.decide("Aceptado")
+    assert (await ended(service, "token-1")).paid is True
+    other = await another(service, "another-1", "order-17")
+    for number in (1000, 1001):
+        other.decide("Cancelado", number)
+    other.sales[1001]["transactionId"] = None
+    async with under(other, "token-2") as tracker:
+        assert (await (await pending_of(tracker)).check()).paid is True
+
+
 async def test_a_number_alone_proves_no_account(service: Accounts) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
     await sold(service, FakeService.take, lost_answer, ids=BOTH[::-1])
@@ -432,6 +445,20 @@ async def test_another_accounts_not_found_frees_no_notified_refusal(service: Acc
     assert not service.posted
     async with under(service, "token-1") as tracker:
         assert (await tracker.sale(sale())).state is State.ACCEPTED
+
+
+async def test_each_refused_attempt_is_believed_under_its_own_token_only(service: Accounts) -> None:
+    """A copy of the first was paid; the second, of another account, was named: neither may be sent once more there."""
+    for token, script in (("token-1", refuses(22, 2061)), ("token-2", refuses(800))):
+        service.scripts = [script]
+        async with under(service, token) as tracker:
+            await error_of(payclient.RefusedError, tracker.sale(sale()))
+    service.add_sale()
+    service.owners[1000] = "shop"
+    async with under(service, "token-2") as tracker:
+        await tracker.notify(hint())
+        await error_of(payclient.NotSentError, tracker.sale(sale()), match="other credentials")
+    assert not service.posted
 
 
 async def test_a_candidates_not_found_under_another_token_counts_for_nothing(service: Accounts) -> None:

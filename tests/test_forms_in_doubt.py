@@ -33,7 +33,7 @@ from fake_service import (
 )
 from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
-from payclient.wire import HttpResponse
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
 
 State = payclient.State
@@ -89,6 +89,23 @@ async def test_a_form_that_exists_already_is_paid_once_it_is_confirmed(service: 
         await service.clock.advance(400)
         outcome = (await pending_of(tracker, first.client_transaction_id)).outcome
         assert (outcome.paid, service.confirmed) == (True, {5001})
+
+
+async def test_a_refused_form_that_is_paid_is_confirmed_before_it_counts(service: FakeService) -> None:
+    """A copy of its request was carried out, and its confirmation has no answer as it is prepared once more."""
+
+    async def copied(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await service.take(request, before_send)
+        return refusal(800)
+
+    service.scripts, service.confirm_scripts = [copied], [reset] * 3
+    async with tracking(service, profile=PROFILE) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form()))
+        service.pay("form-1")
+        await tracker.notify(hint(5001, "form-1"))
+        await error_of(payclient.CustomerBusyError, tracker.prepare(form()))
+        await service.clock.advance(60)
+        assert ((await pending_of(tracker, "form-1")).outcome.paid, service.confirmed) == (True, {5001})
 
 
 async def test_another_accounts_no_takes_no_transaction_from_a_form(service: FakeService) -> None:

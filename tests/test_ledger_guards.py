@@ -151,6 +151,7 @@ async def test_a_change_is_the_next_one(shell: Shell) -> None:
             ("version", "version"),  # the newest change once more
             ("version", "version + 2"),
             ("cursor", "id"),
+            ("cursor", "(SELECT max(cursor) FROM changes)"),
             ("decided_at", "NULL"),
             ("attempt_id", "50000"),
             ("attempt_id", "100001"),

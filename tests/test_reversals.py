@@ -177,6 +177,27 @@ async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_ano
         assert (await reversing).state is State.REVERSED
 
 
+async def test_a_late_answer_gives_no_other_payment_back(service: Service) -> None:
+    """Its POST was repeated: meanwhile another process found the other one paid, and the list that is queried lags."""
+    gate, one = Gate(), SharedLedger()
+    async with (
+        tracking(service, one, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
+        tracking(service, SharedLedger(one), PROFILE) as other,
+    ):
+        service.scripts = [posted(1, FakeService.take)]
+        pending = await paid(service, tracker)
+        reversing = asyncio.create_task(tracker.reverse(pending))
+        await gate.there.wait()
+        there = await pending_of(other)
+        service.decide("Aceptado")
+        service.decide("Cancelado", 1001)
+        await service.clock.advance(100)
+        assert ((await there.check()).paid, there.transaction_id) == (True, 1000)
+        del service.sales[1000]
+        gate.go.set()
+        assert (await reversing).paid is True
+
+
 class Deaf(SharedLedger):
     """A process that no change of another one wakes."""
 

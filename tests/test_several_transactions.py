@@ -117,6 +117,16 @@ async def test_the_cancelled_one_of_two_hides_no_paid_one(service: FakeService, 
     assert json.loads(last.detail or "") == {"transaction_id": 1000, "instead_of": 1001}
 
 
+async def test_a_cancelled_candidate_hides_no_paid_one(service: FakeService) -> None:
+    """Nothing of a repeated POST was answered, and a notification named the one that was cancelled."""
+    async with selling(service, posted(1, lost_answer)) as (tracker, pending):
+        service.decide("Cancelado")
+        service.decide("Aceptado", 1001)
+        await tracker.notify(hint())
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.transaction_id) == (True, 1001)
+
+
 @pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
 @pytest.mark.parametrize("state", ["Cancelado", "Aceptado"])
 async def test_several_of_others_decide_nothing(service: FakeService, profile: Profile, state: str) -> None:
@@ -751,6 +761,18 @@ async def test_a_paid_refusal_is_not_sent_again(service: FakeService, says: Scri
         if unwritten:
             failing.append(True)
             await error_of(payclient.LedgerUnavailableError, tracker.sale(sale()))
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_refusal_by_a_code_that_is_called_a_duplicate_since_is_not_sent_again(
+    service: FakeService,
+) -> None:
+    """The code came into the profile after it had been met: the attempt before is looked for all the same."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, duplicate_codes=frozenset())) as tracker:
+        await refused_and_found_later(service, tracker, DUPLICATE)
+    async with tracking(service, service.ledger) as tracker:
+        service.scripts = []
         assert (await tracker.sale(sale())).outcome.paid is True
     assert service.posted == {"order-17": 1}
 

@@ -265,10 +265,9 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
             return bool(next(ends, None))
         case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
             return True  # an archived attempt may have been notified: the ledger keeps that no more
-        case "sale", State.REFUSED if before.evidence is Evidence.ANSWER:
-            is_known = before.error_type == CustomerBusyError.__name__ or before.error_code in codes
-            # An inner code may have said so, which only the history has.
-            return is_known or any(said.get("exists") for _, said in history)
+        case "sale", State.REFUSED:
+            # Its code may have come into the profile since; what was known then, only the history has.
+            return before.error_code in codes or any(said.get("exists") for _, said in history)
     return False
 
 

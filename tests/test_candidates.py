@@ -647,6 +647,16 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
 
 
+async def test_what_a_users_own_source_cannot_read_decides_nothing(service: Lagging) -> None:
+    """It says so of the amount, which need not be ours."""
+
+    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
+        return payclient.StatusReport(state="Aceptado", transaction_id=1000, unreadable=("amount",))
+
+    async with selling(service, status=source) as (_, pending):
+        assert (await outcome_of(service, pending)).paid is None
+
+
 async def test_a_forged_candidate_of_a_refused_sale_is_not_believed_of_a_users_own_source(
     service: Lagging,
 ) -> None:

@@ -223,6 +223,13 @@ async def test_forms_whose_confirmation_runs_out(service: FakeService) -> None:
         health = await tracker.health()
         assert (health.unconfirmed, health.confirm_by) == (1, came + 300)
         assert health.ok
+        await tracker.prepare(form("form-2"))
+        await service.clock.advance(10)
+        later = asyncio.create_task(tracker.returned(service.pay("form-2", 5002)))
+        await service.clock.advance(10)
+        await later
+        health = await tracker.health()
+        assert (health.unconfirmed, health.confirm_by) == (2, came + 300)
         service.confirm_scripts = []
         await service.clock.advance(30)
         health = await tracker.health()

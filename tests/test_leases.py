@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock
@@ -228,6 +228,35 @@ async def test_what_another_process_is_told_is_queried_here(
             assert pending.state is State.UNKNOWN
             await second.notify(hint(1001, "other"))
             await service.clock.advance(2)
+        assert pending.state is State.ACCEPTED
+
+
+async def test_what_another_process_is_told_while_this_one_reads_is_read_too(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is written later need wake it."""
+    ledger, seldom, gate = SharedLedger(), payclient.Fixed(1000.0), Gate()
+    read = ledger.get_many
+
+    async def slow(ids: Sequence[str]) -> dict[str, Record]:
+        await gate()
+        return await read(ids)
+
+    async with (
+        tracking(service, ledger, schedule=seldom) as first,
+        tracking(service, SharedLedger(ledger), schedule=seldom) as second,
+    ):
+        pending = await first.sale(sale())
+        await first.sale(sale("other", phone="0984111223"))
+        await service.clock.advance(1)
+        monkeypatch.setattr(ledger, "get_many", slow)
+        service.decide("Aceptado")
+        await second.notify(hint(1001, "other"))
+        await gate.there.wait()
+        await second.notify(hint())
+        await asyncio.sleep(0)
+        gate.go.set()
+        await service.clock.advance(5)
         assert pending.state is State.ACCEPTED
 
 

@@ -564,6 +564,15 @@ async def test_what_the_service_says_counts_after_a_cancelled_return(
             assert (await the_end(service, tracker, 10)).paid is True
 
 
+async def test_a_cancelled_return_holds_no_purchase_for_good(service: FakeService) -> None:
+    """Nobody can be asked about the form, and no payment of it was named: its end frees the purchase."""
+    async with prepared(service, BLIND) as tracker:
+        await tracker.returned(back(0))
+        await the_end(service, tracker)
+        await service.clock.advance(3000)
+        await tracker.sale(sale(), purchase="cart-1")
+
+
 async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(service: FakeService) -> None:
     """Also by the next entry."""
     async with prepared(service) as tracker:

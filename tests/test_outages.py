@@ -220,6 +220,18 @@ async def test_a_tracker_that_closes_writes_once_more() -> None:
 
 
 @in_virtual_time
+async def test_a_closed_tracker_writes_no_more() -> None:
+    """What the ledger could not take until then is unknown at the next start."""
+    full = True
+    ledger = FailingLedger(lambda name: full and name == "apply")
+    async with tracking(Service(), ledger=ledger) as tracker:
+        await tracker.sale(push("order-1"))
+    full = False
+    await asyncio.sleep(100.0)
+    assert await state_in(ledger) is State.SENDING
+
+
+@in_virtual_time
 async def test_a_write_that_raises_anything_ends_the_writing_of_no_other() -> None:
     """The ledger fails for all, and then raises what no ledger should for one: the other is written meanwhile."""
     broken = True

@@ -809,14 +809,18 @@ async def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
 
 
 async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
-    """Ten busy customers at once, at 30 queries a minute: one query in two seconds, and none is unknown."""
-    service.scripts = [BUSY] * 10
+    """Ten busy customers at once, at 30 queries a minute: one query in two seconds, and none is unknown.
+
+    Five once more: each is queried before it is sent, and after it is refused.
+    """
     async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
-        sales = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(10)]
-        await service.clock.advance(60)
-        errors = await asyncio.gather(*sales, return_exceptions=True)
-    assert {type(error) for error in errors} == {payclient.CustomerBusyError}
-    assert len(service.queried_at) == 10
+        for count in (10, 5):
+            service.scripts = [BUSY] * count
+            sales = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(count)]
+            await service.clock.advance(60)
+            errors = await asyncio.gather(*sales, return_exceptions=True)
+            assert {type(error) for error in errors} == {payclient.CustomerBusyError}
+    assert len(service.queried_at) == 20
     assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
 
 

@@ -311,6 +311,23 @@ async def test_a_batch_whose_tasks_are_cancelled_by_others_ends(service: FakeSer
     assert set(service.posted.values()) == {1}
 
 
+async def test_what_was_known_before_a_batch_failed_is_told_first(service: FakeService) -> None:
+    """Nobody had read it yet as others cancelled all tasks."""
+    async with tracking(service) as tracker:
+        before = asyncio.all_tasks()
+        async with payclient.charge_all(tracker, rows(2)) as charges:
+            await service.clock.advance(1)
+            service.decide("Aceptado")
+            await service.clock.advance(30)
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            await service.clock.advance(0)
+            outcome = (await anext(charges)).outcome
+            assert outcome is not None
+            assert outcome.paid is True
+            await error_of(payclient.UsageError, anext(charges), match="cancelled")
+
+
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_batch_whose_tasks_are_cancelled_as_they_begin_goes_on(
     service: FakeService, turns: int

@@ -174,8 +174,6 @@ class Charges(AsyncIterator[ChargeResult]):
             self._fail(error, "a task of the batch failed")
         else:
             return
-        while not self._results.empty():
-            self._results.get_nowait()
         self._results.put_nowait(None)
 
     # --- From the requests to the lanes

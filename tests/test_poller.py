@@ -372,6 +372,24 @@ async def test_no_turn_of_the_rate_is_for_a_sale_without_an_id_to_query_by(
         assert "ConfigurationError" not in caplog.text
 
 
+async def test_no_turn_of_the_rate_is_for_a_form_without_an_id_to_query_by(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be queried of the forms of twenty pages that are open: they put off no query of a push."""
+    by_its_id = StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state")
+    profile = attrs.evolve(PROFILE, status=by_its_id, queries_per_minute=30)
+    async with tracking(service, profile=profile) as tracker:
+        for number in range(20):
+            await tracker.prepare(form(f"form-{number}"), purchase=f"cart-{number}")
+            await pending_of(tracker, f"form-{number}")
+        await service.clock.advance(60.0)
+        pushes = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(10)]
+        await service.clock.advance(20.0)
+        assert len(service.queries) >= 10
+        assert {each.state for each in pushes} == {State.PENDING}
+        assert "ConfigurationError" not in caplog.text
+
+
 async def test_what_had_its_last_query_long_ago_is_queried_once_more(service: FakeService) -> None:
     """Each start of a shop follows all that ever expired and was never decided: once, in case it can be found now."""
     ledger = MemoryLedger()

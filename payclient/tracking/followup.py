@@ -284,14 +284,15 @@ class Policy:
         return record.kind == "sale" or self.by_our_id or is_reversal_found or not self.can_query
 
     def can_find(self, record: Record) -> bool:
-        """Return whether a query can go by an id that is known of the attempt: ours, or a transaction's.
+        """Return whether an id to query by is known of the attempt. An open form's may yet be: from its browser."""
+        is_open_form = record.kind == "form" and not record.state.decided
+        return self.has_id(record) or (self.by_transaction_id and is_open_form)
 
-        An open form's may yet become known: from its browser, for instance.
-        """
+    def has_id(self, record: Record) -> bool:
+        """Return whether a query can be made now: by our id, or by a transaction's."""
         named = record.candidate_ids if record.kind == "sale" else ()
         is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
-        is_open_form = record.kind == "form" and not record.state.decided
-        return self.by_our_id or (self.by_transaction_id and (is_named or is_open_form))
+        return self.by_our_id or (self.by_transaction_id and is_named)
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.

@@ -307,7 +307,8 @@ class Poller:
         elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
-            self.rate.note_request(now, early=item.line != 0)  # it waits in its line still
+            if not isinstance(item, Followed) or self.policy.has_id(item.record):
+                self.rate.note_request(now, early=item.line != 0)  # it waits in its line still
             self._run(item, work, self._requests)
         elif isinstance(item, Followed | ReturnedForm):
             self._lines.give_turn_back()
@@ -350,7 +351,9 @@ class Poller:
                     await self.asks.reread(ask)
             if self.asks.has(ask):  # a newer attempt may have taken its place
                 if queries and self.policy.can_find(ask.record):  # it may have become a newer attempt
-                    report = await self.queries.query(ask, self.policy.next_query(ask, now))
+                    query = self.policy.next_query(ask, now)
+                    if self.policy.has_id(ask.record):
+                        report = await self.queries.query(ask, query)
                 if self.policy.is_over(ask, now):
                     await self._exhaust(ask)
         except Exception as error:  # an error of ours or of a status source must not end the poller

@@ -18,7 +18,7 @@ import payclient
 from crowd import Service, in_virtual_time
 from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
-from fake_ledgers import SharedLedger, Woken
+from fake_ledgers import SharedLedger, Woken, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -731,6 +731,33 @@ async def test_a_stopped_process_lets_go(service: FakeService, pair: tuple[Worke
     await service.clock.advance(60)
     assert (await soon(waiting)).paid is True
     assert first.queries == asked
+
+
+async def test_what_was_claimed_by_a_lost_answer_is_followed_where_somebody_waits(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held from then on by a process that takes it for another's, which is dead."""
+    ledger, lost = SharedLedger(), once(disk_full)
+    claiming = SharedLedger(ledger)
+    claim = claiming.claim_due
+
+    async def claim_due(limit: int, seconds: float) -> list[Record]:
+        if found := await claim(limit, seconds):
+            lost()
+        return found
+
+    monkeypatch.setattr(claiming, "claim_due", claim_due)
+    async with tracking(service, claiming) as tracker:
+        async with tracking(service, ledger) as dead:
+            await dead.sale(sale())
+            waiting = asyncio.ensure_future((await pending_of(tracker)).wait())
+        ledger.holders["order-17"] = (ledger.name, 0.0)
+        service.decide("Aceptado")
+        for _ in range(60):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+        assert waiting.done()
+        assert (await waiting).paid is True
 
 
 async def test_whoever_waits_too_long_asks_himself(service: FakeService, pair: tuple[Worker, Worker]) -> None:

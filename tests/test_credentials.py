@@ -567,6 +567,15 @@ async def test_not_found_under_another_token_is_no_last_word(service: Accounts) 
     assert service.posted == {"order-17": 1}
 
 
+async def test_not_found_of_a_form_under_another_token_frees_no_purchase(service: Accounts) -> None:
+    """The first account's customer may have paid it."""
+    async with under(service, "token-1", FORMS) as tracker:
+        await tracker.prepare(form(), purchase="order-17")
+    async with under(service, "token-2", FORMS) as tracker:
+        await service.clock.advance(5000)
+        await held_by(tracker, "order-17")
+
+
 UNDO = attrs.evolve(
     PROFILE,
     cancel=UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="id"),

@@ -23,6 +23,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     Gate,
+    Held,
     alarms,
     error_of,
     events_of,
@@ -921,6 +922,19 @@ async def test_anothers_customer_is_waited_for(service: FakeService, pair: tuple
             await asyncio.sleep(0.005)
     assert run.result() == {"row-0": State.ACCEPTED, "row-1": State.ACCEPTED}
     assert service.posted == {"row-0": 1, "row-1": 1}
+
+
+async def test_what_another_host_is_sending_keeps_its_customers_next_row_back(service: FakeService) -> None:
+    """Sent beside it, the next one would be refused by 2061."""
+    service.scripts, ledger = [held := Held()], SharedLedger()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        sending = asyncio.create_task(one.sale(rows(2, each=2)[0]))
+        await held.there.wait()
+        async with charge_all(other, rows(2, each=2)):
+            await service.clock.advance(60)
+            assert service.begun == 1
+        held.go.set()
+        await sending
 
 
 async def charge(worker: Worker, requests: list[payclient.SaleRequest], *, stop: bool = False) -> Said:

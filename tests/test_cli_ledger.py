@@ -370,7 +370,7 @@ REFUSE = "resolve --as refused --actor ana --reason portal"
         ("show order-0", "the ledger has no sale 'order-0'"),
         ("export --out charges.db", "is there already"),
         ("export --out nowhere/out.csv", "cannot be written"),
-        ("list --ledger=", "give --ledger"),
+        ("list --ledger=", "--ledger: must not be empty"),
         ("list --ledger memory:", "ended with its process"),
         ("list --ledger paper:", "a ledger is"),
         *(

@@ -98,7 +98,7 @@ async def test_a_form_is_confirmed_whose_customer_hung_up(comes: str) -> None:
         assert service.confirms == {5001: 1}
 
 
-@pytest.mark.parametrize("during", ["its write", "its request"])
+@pytest.mark.parametrize("during", ["its write", "its request", "the write of its notification"])
 async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) -> None:
     """As a program that ends does, which may go on for a while; then nothing but this process knows of the return."""
     service, ledger = FakeService(), SlowLedger()
@@ -107,9 +107,12 @@ async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) 
     async with tracking(service, ledger, BLIND, transport=transport) as tracker:
         await tracker.prepare(form())
         query = service.pay("form-1")
-        if during == "its write":
+        if during != "its request":
             ledger.go.clear()
-        viewing = asyncio.create_task(tracker.returned(query))
+        is_hint = during == "the write of its notification"
+        viewing = asyncio.create_task(
+            tracker.notify(hint(5001, "form-1")) if is_hint else tracker.returned(query)
+        )
         for _ in range(20):
             await asyncio.sleep(0)
         assert gate.there.is_set() is (during == "its request")

@@ -31,9 +31,12 @@ class Arrivals:
             if self._may_note_another():
                 self._poller.recheck(record)
             return Receipt.LATE
-        receipt = await self._notify(notification, ask, record)
-        if record.kind == "form" and receipt is not Receipt.EARLY:
-            self._poller.confirmer.confirm_named(record, [notification.transaction_id])
+        receipt = Receipt.EARLY if record.state is State.SENDING else Receipt.MATCHED
+        try:
+            receipt = await self._notify(notification, ask, record)
+        finally:  # also where the ledger fails, or all tasks are cancelled: else the service reverses the payment
+            if record.kind == "form" and receipt is not Receipt.EARLY:
+                self._poller.confirmer.confirm_named(record, [notification.transaction_id])
         return receipt
 
     async def _notify(self, notification: Notification, ask: Followed | None, record: Record) -> Receipt:

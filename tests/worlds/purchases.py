@@ -144,12 +144,22 @@ class Till:
         found = [
             each
             for each in self.money(record.purchase)
-            if each.client_id not in self._unread and not world.oracle.twins(each.client_id)
+            if each.client_id not in self._unread
+            and not (world.oracle.twins(each.client_id) or self._was_unlisted(each, record.purchase))
         ]
         asks = [each for each in world.store.all() if each.purchase == record.purchase]
         if len(found) > 1 and not any(each.beside_open_form for each in asks):
             names = ", ".join(f"{each.client_id} ({each.number})" for each in found)
             world.oracle.violated(f"{record.purchase} is collected twice: by {names}")
+
+    def _was_unlisted(self, paid: Transaction, key: str) -> bool:
+        """Whether a query by its own id found nothing as the purchase's other asks left: it was refused as existing."""
+        world = self._world
+        posts = world.oracle.posts_of(paid.client_id)
+        until = max((post.unlisted_until for post in posts), default=0.0)
+        asks = {each.client_transaction_id for each in world.store.all() if each.purchase == key}
+        others = [post.at for post in world.oracle.posts if post.client_id in asks and post not in posts]
+        return until > 0.0 and all(at < until for at in others)
 
     def reversing(self, number: int) -> None:
         """A request to give back leaves: under a permit, and once for each."""

@@ -10,7 +10,6 @@ import shutil
 import stat
 from pathlib import Path
 
-import openpyxl
 import pytest
 
 from cli_runs import TOKEN, Charge, Said, Service, charge_arguments, rows_of, write_csv
@@ -78,29 +77,6 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     bad.write_text("\n".join([*corrected, ""]).replace("984111223", "0984111223"), encoding="utf-8")
     assert charge(willing, bad, *SPANISH).code == 0
     assert "2026-0003" in willing.truth("2026-")
-
-
-@pytest.mark.parametrize("sheet", [False, True])
-def test_the_file_of_the_bad_rows_is_the_same_in_each_language(
-    willing: Service, tmp_path: Path, charge: Charge, sheet: bool
-) -> None:
-    """Whoever goes on with a run may read another language; what is corrected there is still not replaced."""
-    rows = rows_of(f"tongue{sheet}", 2)
-    rows[1]["phone_number"] = ""
-    file, bad = write_csv(tmp_path / "charges.csv", rows), tmp_path / "bad.csv"
-    if sheet:
-        book = openpyxl.Workbook()
-        for line in csv.reader(file.read_text().splitlines()):
-            book.worksheets[0].append(
-                [int(cell) if cell.isdigit() and cell[0] != "0" else cell for cell in line]
-            )
-        file = tmp_path / "charges.xlsx"
-        book.save(file)
-    for language, reason in (("es", "debe darse"), ("en", "must be given")):
-        assert charge(willing, file, "--skip-bad", str(bad), "--language", language).code == 0
-        assert reason in bad.read_text("utf-8-sig")
-    bad.write_text(bad.read_text("utf-8-sig").replace("must be given", "corrected"), "utf-8-sig")
-    assert "is there already, with other rows" in charge(willing, file, "--skip-bad", str(bad)).err
 
 
 def test_a_hostile_file_of_charges_writes_no_escape_sequence(tmp_path: Path, capfd: Said) -> None:

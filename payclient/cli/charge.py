@@ -1,8 +1,6 @@
 """`payclient charge`: a file of charges, checked whole, then sent."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +17,7 @@ from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import bad_rows
-from payclient.cli.texts import in_languages, text
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -91,8 +89,8 @@ def charge(
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or written.decimal_mark
-    carry = partial(carried_from, rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
-    carried, left_out = carry(), _left_out(rows, shown.skip_bad, carry)
+    carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
+    left_out = _left_out(rows, shown.skip_bad, carried)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
@@ -127,12 +125,12 @@ def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
     }
 
 
-def _left_out(file: ChargeFile, path: Path | None, carry: Callable[[], Carried]) -> tuple[Path, bytes] | None:
+def _left_out(file: ChargeFile, path: Path | None, carried: Carried) -> tuple[Path, bytes] | None:
     """Return the file of the bad rows, to be written. Raises `ConfigurationError` where it cannot be written."""
     if path is None or not (file.requests and file.bad):
         return None
-    content, *translated = in_languages(lambda: bad_rows(file, path, carry().dialect))
-    if path.exists() and path.read_bytes() not in (content, *translated):
+    content = bad_rows(file, path, carried.dialect)
+    if path.exists() and path.read_bytes() != content:
         # Somebody may have corrected them there.
         raise unfit("--skip-bad", path, "is there already, with other rows")
     return path, content

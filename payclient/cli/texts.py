@@ -6,13 +6,12 @@ Logs, exceptions and what machines read are English everywhere.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar, copy_context
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 LANGUAGES = ("en", "es")
 
 #: The place of this run's language in `LANGUAGES`.
@@ -34,16 +33,6 @@ def choose_language(given: str | None) -> None:
 def language() -> str:
     """Return the language of this run."""
     return LANGUAGES[_place.get()]
-
-
-def in_languages(make: Callable[[], T]) -> list[T]:
-    """Return what a function makes in this run's language, then in the others."""
-
-    def made(place: int) -> T:
-        _place.set(place)
-        return make()
-
-    return [copy_context().run(made, (_place.get() + n) % len(LANGUAGES)) for n in range(len(LANGUAGES))]
 
 
 @cache

@@ -11,17 +11,7 @@ from importlib.util import find_spec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code: 130 also where it is interrupted while modules are imported."""
-    try:
-        return _main(arguments)
-    except KeyboardInterrupt:
-        from payclient.cli.texts import reason
-
-        print(f"payclient: {reason('interrupted')}", file=sys.stderr)
-        return 130
-
-
-def _main(arguments: Sequence[str] | None) -> int:
+    """Run one command and return its exit code."""
     if not all(map(find_spec, ("cyclopts", "jinja2", "openpyxl", "python_calamine", "rich"))):
         from payclient.cli.texts import choose_language, text
 

@@ -195,13 +195,13 @@ def reconcile(
     if report is not None:
         read_report(report, COLUMNS[0])
     entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
-    pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
+    pairs = asyncio.run(_pair_up(ledger, entries, since, until))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
         _ask(proven, yes=yes)
         count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs, unlisted = asyncio.run(_pair_up(ledger, entries, since, until))
-    facts = _facts(pairs, others, unnamed, unlisted)
+        pairs = asyncio.run(_pair_up(ledger, entries, since, until))
+    facts = _facts(pairs, others, unnamed)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
     if report is not None:
@@ -223,14 +223,14 @@ def _period(since: datetime.date | None, until: datetime.date | None) -> tuple[d
 
 async def _pair_up(
     url: str | None, entries: Sequence[Entry], since: datetime.date | None, until: datetime.date | None
-) -> tuple[list[Pair], int]:
-    """Compare the lines with all attempts that are listed, or were paid in a period; count its open, unlisted ones.
+) -> list[Pair]:
+    """Compare the lines with all attempts that are listed, or were paid in a period.
 
     The attempts are read one by one: a ledger may be long.
     """
     ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
     known = {*chain.from_iterable(ids)} - {None}
-    found, unlisted = list[Record](), 0
+    found = list[Record]()
     begin, end = _period(since, until)
     async with opened(url) as book:
         async for record in book.records():
@@ -239,12 +239,10 @@ async def _pair_up(
             listed = record.transaction_id in known or record.client_transaction_id in known
             if listed or (inside and record.state is State.ACCEPTED):
                 found.append(record)
-            else:
-                unlisted += inside and record.state.paid is None
     if len(currencies := {record.currency for record in found}) == 1:
         (only,) = currencies  # also that of the lines that name none
         entries = [attrs.evolve(entry, currency=entry.currency or only) for entry in entries]
-    return compare(found, entries), unlisted
+    return compare(found, entries)
 
 
 def _ask(proven: Sequence[Pair], *, yes: bool) -> None:
@@ -280,13 +278,12 @@ def _write(option: str, path: Path, content: bytes) -> None:
 Totals = tuple[str, Sequence[Pair], Mapping[str, tuple[int, int]]]
 
 
-def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int], unlisted: int) -> list[str]:
-    """Return sentences beside the classes: of lines passed over, unlisted sales, and what `--resolve` decides."""
+def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int]) -> list[str]:
+    """Return sentences beside the classes: of lines passed over, and of what `--resolve` decides."""
     states = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
     facts = (
         ("others", others.total(), states),
         ("unnamed", len(unnamed), terminal.listed(unnamed)),
-        ("unlisted", unlisted, ""),
         ("proven", sum(pair.can_be_resolved for pair in pairs), ""),
     )
     return [text(f"reconcile.{key}", count=count, words=words) for key, count, words in facts if count]

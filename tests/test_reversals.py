@@ -23,6 +23,7 @@ from fake_service import (
     collected_by,
     error_of,
     events_of,
+    form,
     hint,
     outcome_of,
     paid,
@@ -427,6 +428,21 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
     assert record.state is (State.REVERSED if done else State.ACCEPTED)
     assert record.evidence is Evidence.QUERY
     assert len(service.reversals) == 1
+
+
+async def test_a_lost_answer_is_settled_long_after_its_process_ended(service: Service) -> None:
+    """The last queries of a form are overdue, and one is enough: another one is made once "accepted" counts."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        service.decide("Aceptado", 5001)
+        service.reverse_scripts = [(ConnectionResetError(), False)]
+        assert (await outcome_of(service, await pending_of(tracker, "form-1"))).paid
+        assert (await tracker.reverse(await pending_of(tracker, "form-1"))).state is State.REVERSING
+    await service.clock.advance(900)
+    async with tracking(service, service.ledger, PROFILE) as tracker:
+        outcome = await outcome_of(service, await pending_of(tracker, "form-1"), 100.0)
+        assert (outcome.state, outcome.paid) == (State.ACCEPTED, True)
 
 
 async def test_a_lost_answer_is_settled_by_the_process_that_lost_it(service: Service) -> None:

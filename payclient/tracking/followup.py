@@ -357,7 +357,10 @@ class Policy:
 
     def reversal_may_be_on_its_way(self, ask: Followed, now: float) -> bool:
         """Return whether a request to give it back may be on its way, whatever wall clocks say."""
-        return ask.record.state is State.REVERSING and now < ask.begun + 2 * self.total_timeout
+        return ask.record.state is State.REVERSING and now < self._reversal_ended(ask)
+
+    def _reversal_ended(self, ask: Followed) -> float:
+        return ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None: no more. Where no query is left for a wait, it is exhausted."""
@@ -404,6 +407,8 @@ class Policy:
             # After a failure of the ledger or the service the ask is not queried again at once.
             soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))
+        if self.reversal_may_be_on_its_way(ask, ask.queried_at):
+            return max(now, self._reversal_ended(ask))  # "accepted" does not count before
         return self._proof(ask, now) if may_be_absent(ask.record) else None
 
     def _proof(self, ask: Followed, now: float) -> float | None:

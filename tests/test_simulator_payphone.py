@@ -386,15 +386,13 @@ async def test_scripts_of_other_pages_may_be_let_in(client: Client) -> None:
 
 
 async def test_the_links_have_the_real_names(client: Client) -> None:
-    """Two links and, for who asks by `transactionSummaryUrl`, the third; each opens a form."""
+    """Each of the two links opens a form."""
     _, answer = await client.prepare(prepare_of())
     assert set(answer) == {"paymentId", "payWithPayPhone", "payWithCard"}
     query = f"?paymentId={answer['paymentId']}"
     assert answer["payWithPayPhone"] == f"{client.service.url}/PayPhone/Index{query}"
     assert answer["payWithCard"] == f"{client.service.url}/Anonymous/Index{query}"
-    asks = prepare_of(2, transactionSummaryUrl="https://a.example/")
-    _, answer = await client.prepare(asks)
-    for name in ("payWithPayPhone", "payWithCard", "payWithPaymentCode"):
+    for name in ("payWithPayPhone", "payWithCard"):
         path = answer[name].removeprefix(client.service.url)
         status, page = await client.get(path, headers=SHOP)
         assert status == 200

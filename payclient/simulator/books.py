@@ -214,9 +214,9 @@ class Books:
         self._by_client_id[form.client_transaction_id].append(form)
         return form
 
-    def link(self, form: Form, way: str) -> str:
-        """Return where a form is, from the service's own address on; `way` is a method or "code"."""
-        return f"{self.settings.paths[way][0]}?paymentId={form.payment_id}"
+    def link(self, form: Form, method: Method) -> str:
+        """Return where a form is, from the service's own address on."""
+        return f"{self.settings.paths[method][0]}?paymentId={form.payment_id}"
 
     def open_form(self, payment_id: str, method: Method = "card") -> Form:
         """Open the link of a form as a customer: its first load starts its ten minutes (§8)."""

@@ -17,7 +17,7 @@ from aiohttp import web
 from .books import Books, with_query
 from .messages import REASONS, Language, say
 from .routes import Route, package_file
-from .transactions import Form, Method
+from .transactions import METHODS, Form, Method
 
 #: The inputs for data that the request did not give (§2.3), with their attributes.
 _ASKED: Final = {
@@ -39,9 +39,8 @@ _HEADERS: Final = {
 def form_routes(books: Books) -> Iterator[Route]:
     settings = books.settings
     yield Route("GET", "/style.css", partial(package_file, "style.css", "text/css", _NO_STORE))
-    for way in ("wallet", "card", "code"):
-        method: Method = "card" if way == "card" else "wallet"
-        for path in settings.paths.get(way, ()):
+    for method in METHODS:
+        for path in settings.paths[method]:
             for verb in ("GET", "POST"):
                 yield Route(verb, path, partial(_answer, books, method), settings.tolerant)
 

@@ -175,11 +175,11 @@ class MerchantApi:
 
     def _prepared(self, form: Form) -> dict[str, str]:
         settings = self._books.settings
-        names = {"wallet": settings.wallet_link_field, "card": "payWithCard"}
-        if "code" in settings.paths and "transactionSummaryUrl" in form.texts:
-            names["code"] = "payWithPaymentCode"
-        links = {name: self._books.url + self._books.link(form, way) for way, name in names.items()}
-        return {"paymentId": form.payment_id, **links}
+        return {
+            "paymentId": form.payment_id,
+            settings.wallet_link_field: self._books.url + self._books.link(form, "wallet"),
+            "payWithCard": self._books.url + self._books.link(form, "card"),
+        }
 
     async def _apply_fault(
         self, fault: Fault, request: web.BaseRequest, answer: web.Response | None, number: int | None

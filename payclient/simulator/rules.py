@@ -73,8 +73,6 @@ def fields_of(operation: str, settings: Settings) -> Kinds:
         fields[settings.nick_name_flag] = bool
     if operation == "prepare" and settings.language_field is not None:
         fields[settings.language_field] = str
-    if operation == "prepare" and "code" in settings.paths:
-        fields["transactionSummaryUrl"] = str
     return fields
 
 

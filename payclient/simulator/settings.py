@@ -28,7 +28,7 @@ _states: Any = validators.deep_mapping(
     validators.in_(tuple(_STATES)), validators.in_((PENDING, ACCEPTED, CANCELLED))
 )
 _paths: Any = validators.deep_mapping(
-    validators.in_((*OPERATIONS, *_PATHS, "code")), validators.deep_iterable(validators.matches_re("/.*"))
+    validators.in_((*OPERATIONS, *_PATHS)), validators.deep_iterable(validators.matches_re("/.*"))
 )
 _hosts: Any = validators.deep_iterable(validators.matches_re(r"[a-z0-9._-]+|[0-9a-f:.]+"))
 
@@ -106,8 +106,7 @@ class Settings:
     application: Literal["API", "WEB"] | None = None
 
     #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST. Likewise the
-    #: forms "wallet" and "card", and "code": a third link to the wallet form, `payWithPaymentCode`, for a Prepare
-    #: with `transactionSummaryUrl`.
+    #: forms "wallet" and "card".
     paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths, validator=_paths)
     #: Hours from UTC of the dates in a status, and of the day of a reversal.
     utc_offset: float = field(default=0.0, validator=(validators.gt(-24), validators.lt(24)))

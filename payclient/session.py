@@ -328,7 +328,24 @@ class PaySession:
         deadline = self._bind().start(total)
         call = Call(operation, request, before_send)
         try:
-            return await self._send_until_read(call, decode, check, repeatable)
+            while True:
+                try:
+                    call.response = None
+                    call.response = await self._send_once(call)
+                    found = decode(call.response, self.profile, request.client_transaction_id)
+                    if check is not None:
+                        check(found)
+                except TransportError as error:
+                    spent = call.proof.permit_spent
+                    if not should_retry(error, call.resends, repeatable=repeatable, permit_spent=spent):
+                        raise
+                else:
+                    call.result = found
+                    return found
+                # Before the sleep, in which another request may take the connection.
+                call.discard_copies()
+                await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
+                call.begin_again()
         except asyncio.CancelledError as cancelled:
             call.error = cancelled
             if deadline.overran():
@@ -349,30 +366,6 @@ class PaySession:
                 _report(self.on_exchange, call.exchange())
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
         raise call.error
-
-    async def _send_until_read(
-        self, call: Call, decode: Decode[_T], check: Callable[[_T], object] | None, repeatable: bool
-    ) -> _T:
-        """Send until an answer is read, or until `should_retry` says no."""
-        while True:
-            try:
-                call.response = None
-                call.response = await self._send_once(call)
-                found = decode(call.response, self.profile, call.request.client_transaction_id)
-                if check is not None:
-                    check(found)
-            except TransportError as failure:
-                if not should_retry(
-                    failure, call.resends, repeatable=repeatable, permit_spent=call.proof.permit_spent
-                ):
-                    raise
-            else:
-                call.result = found
-                return found
-            # Before the sleep, in which another request may take the connection.
-            call.discard_copies()
-            await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
-            call.begin_again()
 
     async def _send_once(self, call: Call) -> HttpResponse:
         """Sign and send. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""

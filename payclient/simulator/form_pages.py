@@ -84,10 +84,7 @@ async def _press(books: Books, form: Form | None, method: Method, text: str) -> 
         return _denied("no referrer")  # without the page there are no buttons
     if (closed := _closed(books, form, method)) is not None:
         return closed
-    try:
-        fields = parse_qs(text, max_num_fields=20)
-    except ValueError:
-        fields = {"outcome": [""]}
+    fields = parse_qs(text)
     typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
     match fields.get("outcome", ["pay"])[-1]:
         case "cancel":
@@ -99,9 +96,7 @@ async def _press(books: Books, form: Form | None, method: Method, text: str) -> 
         case "pay" if all(typed.get(name) for name in _missing(form)):
             form.texts = {**typed, **form.texts}
             return _redirect(await books.pay(form.payment_id, method))
-        case "pay":
-            return _form_page(form, method, typed)
-        case _:
+        case _:  # the browser lets nothing be missing
             return _notice("form unreadable", form, 400)
 
 
@@ -116,17 +111,15 @@ def _missing(form: Form) -> list[str]:
     return [name for name in _ASKED if name not in form.texts]
 
 
-def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = None) -> web.Response:
-    """Return the form; `typed` is what the customer has typed so far, if something is missing."""
-    words, given = partial(say, language=form.language), typed or {}
+def _form_page(form: Form, method: Method) -> web.Response:
+    words = partial(say, language=form.language)
     rows = {
         "store": form.store_id,
         "reference": form.texts.get("reference"),
         "number": form.client_transaction_id,
     }
     inputs = [
-        f'<label>{words(name)}<input name="{name}" value="{escape(given.get(name, ""))}" {_ASKED[name]} '
-        'maxlength="100" required></label>'
+        f'<label>{words(name)}<input name="{name}" {_ASKED[name]} maxlength="100" required></label>'
         for name in _missing(form)
     ]
     reasons = [f'<option value="{one}">{words(one)}</option>' for one in REASONS]
@@ -135,13 +128,12 @@ def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = Non
 </form>
 {_money(form)}
 <dl>{"".join(f"<dt>{words(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows.items() if value)}</dl>
-{"" if typed is None else f'<p class="missing" role="alert">{words("missing")}</p>'}
 <form method="post">{"".join(inputs)}
 <button class="pay primary" name="outcome" value="pay">{words("pay")}</button>
 <label>{words("reason")}<select name="reason">{"".join(reasons)}</select></label>
 <button name="outcome" value="reject" formnovalidate>{words("decline")}</button>
 </form>"""
-    return _page(form.language, words(f"{method} form"), content, 200 if typed is None else 400)
+    return _page(form.language, words(f"{method} form"), content)
 
 
 def _notice(text: str, form: Form | None = None, status: int = 200) -> web.Response:

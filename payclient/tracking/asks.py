@@ -252,7 +252,7 @@ class OpenAsks:
         except LedgerError as error:
             ask.failures += 1
             ask.recheck()
-            self.late.failed_write(error)
+            self.late.failed(error)
         else:
             return True
         return False

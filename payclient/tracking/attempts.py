@@ -312,7 +312,7 @@ class Attempts:
         record = attempt.record = self._record(attempt)
         denied: Exception | None = None
         try:
-            granted = await self._asks.late.permit(record)
+            granted = await self._ledger.permit(record)
         except PurchaseHeldError as held:
             granted, denied = False, refusal_of(self._poller, held.holder)
         if not granted:

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 import attrs
 
 from payclient.clock import Clock, cancel_all, drain, sleep, start
-from payclient.errors import LedgerUnavailableError, TransitionError
+from payclient.errors import TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
@@ -46,8 +46,6 @@ class LateWrites:
         self._again: asyncio.Task[None] | None = None
         self._silent_until = float("-inf")
         self._failures = 0
-        #: When the last write failed, by the monotonic clock; never, once one has succeeded.
-        self.write_failed_at: float = float("-inf")
 
     def failed(self, error: Exception) -> None:
         """Log that the ledger fails: one line a minute, however many operations fail."""
@@ -59,27 +57,12 @@ class LateWrites:
             log("error", "ledger_failed", "", what, type(error).__name__, self._failures)
             self._failures = 0
 
-    def failed_write(self, error: Exception) -> None:
-        """Log that a write failed, and remember it until one succeeds."""
-        self.write_failed_at = self._clock.monotonic()
-        self.failed(error)
-
-    async def permit(self, record: Record) -> bool:
-        """Do what `Ledger.permit` does, and note whether the write failed."""
-        try:
-            granted = await self._ledger.permit(record)
-        except LedgerUnavailableError:
-            self.write_failed_at = self._clock.monotonic()  # its caller has the error
-            raise
-        self.write_failed_at = float("-inf")
-        return granted
-
     async def write(self, record: Record, event: Event) -> Record:
         """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
         try:
             return await self._write(record, event)
         except Exception as error:  # whatever it is: what was sent must not be called unsent
-            self.failed_write(error)
+            self.failed(error)
             if isinstance(event, Found):
                 return record  # the ask is queried again instead: a late answer may be out of date
             self.kept.setdefault(record.client_transaction_id, []).append((record, event))
@@ -92,7 +75,6 @@ class LateWrites:
         identifier = record.client_transaction_id
         try:
             known: Record | None = await self._apply(record, event)
-            self.write_failed_at = float("-inf")
         except TransitionError:
             # An operator or another process decided it meanwhile, or a write that failed had reached the ledger: the
             # ledger's word stands.
@@ -147,7 +129,7 @@ class LateWrites:
             try:
                 await self._write(record, event)
             except Exception as error:  # whatever it is must not end the writing of all
-                self.failed_write(error)
+                self.failed(error)
                 return True
             if late and late[0][1] is event:
                 del late[0]

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
-    LedgerUnavailableError,
     TrackerClosedError,
     TransitionError,
     UsageError,
@@ -238,15 +237,12 @@ class OpenAsks:
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
-                # The ledger may have failed to take an earlier event, without which this one is not allowed.
-                if identifier in self.late.kept and await self.late.write_now(identifier):
-                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
-                if ask.record is before:
-                    raise  # no earlier event was missing
-                self.update(ask, await self.ledger.apply(ask.record, event))
+                raise
         except TransitionError:
             ask.failures += 1
-            if ask.failures == 1:
+            if (
+                ask.failures == 1 and identifier not in self.late.kept
+            ):  # else an earlier event is to be written first
                 what = type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:

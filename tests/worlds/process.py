@@ -251,7 +251,7 @@ class Process:
         await self.ending("closing", self.tracker.aclose())
         for _ in range(5):
             await asyncio.sleep(0)
-        if self.waiting and not self.world.calm:
+        if self.waiting:
             await asyncio.sleep(60.0)  # for a read that is late, or the turn to look for a form's links
         if self.waiting:
             self.world.oracle.violated(f"{self.name} closed, and {list(self.waiting.values())} never ended")

@@ -237,20 +237,17 @@ class OpenAsks:
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
-                raise
-        except TransitionError:
-            ask.failures += 1
-            if (
-                ask.failures == 1 and identifier not in self.late.kept
-            ):  # else an earlier event is to be written first
-                what = type(event).__name__
-                log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
+                ask.failures += 1
+                is_too_early = identifier in self.late.kept  # an earlier event is to be written first
+                if ask.failures == 1 and not is_too_early:
+                    what = type(event).__name__
+                    log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
+            else:
+                return True
         except LedgerError as error:
             ask.failures += 1
             ask.recheck()
             self.late.failed(error)
-        else:
-            return True
         return False
 
     async def reread(self, ask: Followed) -> bool:

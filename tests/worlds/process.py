@@ -154,7 +154,7 @@ class Process:
             self.do(self._close_and_start())
             return
         if chance < settings.closes + settings.cancels:
-            self._cancel_all()
+            self.cancel_all()
             return
         if world.random.random() < settings.crash:
             self.kill()
@@ -167,8 +167,10 @@ class Process:
         self._stands_since = world.now
         world.after(seconds, self.resume, seconds if suspended else 0.0)
 
-    def _cancel_all(self) -> None:
+    def cancel_all(self) -> None:
         """A process that ends cancels all tasks, also those that have not begun, and goes on for a while."""
+        if self._cancelled_at or self.dead:
+            return
         self.world.note(f"{self.name} cancels all tasks")
         self._cancelled_at = self.awake()
         for task in self.loop.tasks:

@@ -160,6 +160,9 @@ class World:
         process.do(process.buy(client_id, phone, tax))
         if self.random.random() < 0.3:  # a double click
             process.do(process.buy(client_id, phone, tax))
+        if self.may_happen() and self.happens(self.settings.cancels):
+            self.incidents += 1
+            process.loop.call_soon(process.cancel_all)  # its send has not begun then
 
     def _forge(self, client_ids: list[str]) -> None:
         known = [transaction.number for transaction in self.service.transactions.values()]

@@ -48,7 +48,7 @@ from payclient.session import PaySession
 from payclient.tracking import leases
 from payclient.tracking.recovery import LOOK_BACK
 from payclient.tracking.returned_form import MOST_IDS, MOST_REFUSALS, ReturnedForm
-from payclient.wire import HttpResponse
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 Said = Callable[[], HttpResponse]
@@ -1191,6 +1191,40 @@ async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeSer
         assert {(await forged).paid, (await real).paid} == {None}
         gate.go.set()
         await until(service, lambda: 5001 in service.confirmed, 60)
+
+
+async def test_another_card_after_a_slow_refusal_is_one_form(service: FakeService) -> None:
+    """What was planned for the first card does not forget the second one."""
+    gate = Gate()
+    async with tracking(service, profile=BLIND, transport=gate.before(service, "/Confirm")) as tracker:
+        await tracker.prepare(form())
+        first = asyncio.create_task(tracker.returned(service.pay("form-1", transactionStatus="Canceled")))
+        await gate.there.wait()
+        await service.clock.advance(2)
+        gate.go.set()
+        assert (await first).paid is False
+        service.confirm_scripts = [reset] * 6
+        assert (await tracker.returned(service.pay("form-1", 5002))).paid is False
+        await service.clock.advance(20)
+        assert (await tracker.health()).unconfirmed == 1
+        await until(service, lambda: 5002 in service.confirmed, 60)
+
+
+async def test_a_form_is_confirmed_once_another_ones_links_are_dead(service: FakeService) -> None:
+    """The other one was declined, and then somebody named a transaction of which the service says nothing."""
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        return reset() if b"777" in request.body else await service(request, before_send)
+
+    async with tracking(service, profile=BLIND, transport=transport) as tracker:
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        await tracker.returned(service.pay("form-2", 5000, transactionStatus="Canceled"))
+        await service.clock.advance(1400)
+        await tracker.prepare(form(), purchase="cart-1")
+        await tracker.notify(hint(777, "form-2"))
+        assert (await tracker.returned(service.pay("form-1"))).paid is None
+        assert not service.confirms[5001]
+        await until(service, lambda: 5001 in service.confirmed, 200)
 
 
 async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService) -> None:

@@ -96,6 +96,16 @@ async def test_what_another_process_decided_comes_out(service: FakeService) -> N
         assert (await in_time(coming)).state is State.CANCELLED
 
 
+async def test_a_refusal_comes_out_at_once(service: FakeService) -> None:
+    """It was never followed; who waits for the feed is woken all the same."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        coming = asyncio.ensure_future(anext(tracker.outcomes()))
+        await service.clock.advance(1)
+        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+        assert (await in_time(coming)).state is State.REFUSED
+
+
 async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: FakeService) -> None:
     """By the id that was named, once for each id; what is not accepted changes nothing."""
     service.scripts = [refuses(22)]

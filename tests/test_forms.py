@@ -365,6 +365,32 @@ async def test_a_form_that_is_prepared_costs_no_look_at_dead_links(
         assert await service.ledger.links("form-9", 0.0) == {}
 
 
+async def test_a_form_decided_as_dead_links_are_deleted_is_worth_another_deletion(
+    service: FakeService,
+) -> None:
+    """The one under way has passed its links by."""
+    deletions, gate = 0, Gate()
+
+    class Slow(MemoryLedger):
+        async def drop_links(self, now: float) -> float | None:
+            nonlocal deletions
+            deletions += 1
+            until = await super().drop_links(now)
+            if deletions == 2:
+                await gate()
+            return until
+
+    async with tracking(service, Slow()) as tracker:
+        await tracker.prepare(request())
+        await service.clock.advance(1)
+        assert gate.there.is_set()
+        service.pay("form-1", state="Aceptado")
+        assert (await (await pending_of(tracker, "form-1")).check()).paid is True
+        gate.go.set()
+        await service.clock.advance(1)
+        assert deletions == 3
+
+
 async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: FakeService) -> None:
     """It is asked again, with nobody's help."""
     fails: set[str] = set()

@@ -572,8 +572,11 @@ async def test_a_sale_that_is_being_sent_is_left_to_its_sender(service: Withheld
     assert await events_of(ledger) == ["Permitted", "Created"]
 
 
-async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Withheld) -> None:
-    """Not found is not pending: tolerated for 15 seconds, then noted once, and it decides nothing.
+@pytest.mark.parametrize("window", [300.0, 60.0])
+async def test_a_created_sale_that_is_not_found_for_long_is_an_event(
+    service: Withheld, window: float
+) -> None:
+    """Not found is not pending: tolerated for 15 of 300 seconds, then noted once, and it decides nothing.
 
     A service may list what its customers have answered, and no more: the history is not read at each query.
     """
@@ -584,12 +587,15 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Wi
             read.append(client_transaction_id)
             return await super().history(client_transaction_id)
 
-    async with selling(service, ledger=Counting()) as (_, pending):
+    profile = attrs.evolve(PROFILE, sale_window=window)
+    async with selling(service, ledger=Counting(), profile=profile) as (_, pending):
         shipped = service.sales.copy()
         service.sales.clear()
-        await service.clock.advance(10.0)
+        await service.clock.advance(window / 30)
         assert await events_of(service.ledger) == ["Permitted", "Created"]
-        await service.clock.advance(100.0)
+        await service.clock.advance(window / 20)
+        assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
+        await service.clock.advance(window / 4)
         assert len(read) < 10 < len(service.queries)
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
         service.sales.update(shipped)

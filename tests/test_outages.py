@@ -16,8 +16,11 @@ import payclient
 from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, pushed, tracking, waited
 from fake_ledgers import FailingLedger, HookedLedger, disk_full
 from fake_service import error_of, events_of, pending_of
+from manual_clock import ManualClock
 from payclient.events import Event
+from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, advance
+from payclient.tracking.late_writes import LateWrites
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
@@ -276,6 +279,15 @@ async def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytes
         outcomes = await waited(pendings)
     assert {outcome.paid for outcome in outcomes} == {True, False}
     assert lines_of_a_minute(caplog) <= 5
+
+
+async def test_each_line_counts_what_failed_since_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    late = LateWrites(MemoryLedger(), clock)
+    for seconds in (0, 30, 31, 60):
+        await clock.advance(seconds)
+        late.failed(payclient.LedgerUnavailableError("disk full"))
+    assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2, 1]
 
 
 @in_virtual_time

@@ -62,6 +62,16 @@ async def test_a_setting_of_another_type_is_named(option: str, words: str) -> No
             pass
 
 
+async def test_a_setting_of_the_tracker_that_is_refused_leaves_the_ledger_closed(tmp_path: Path) -> None:
+    """Else the next one would find it in use."""
+    url = f"sqlite:{tmp_path / 'charges.db'}"
+    with pytest.raises(payclient.ConfigurationError, match=r"^drain must be "):
+        async with payclient.open_tracker(ADDRESS, "token", ledger=url, drain=-1.0):
+            pass
+    async with payclient.open_tracker(ADDRESS, "token", ledger=url):
+        pass
+
+
 @pytest.mark.usefixtures("delays")
 async def test_an_address_without_host_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the host that has no address, and says that nothing was sent."""

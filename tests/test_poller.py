@@ -204,6 +204,15 @@ async def test_one_round_of_429s_slows_down_once(service: FakeService) -> None:
         assert len(service.queries) > 2
 
 
+async def test_a_short_window_is_queried_as_often_as_a_long_one() -> None:
+    counts = []
+    for window in (300.0, 60.0):
+        async with selling(service := FakeService(), profile=attrs.evolve(PROFILE, sale_window=window)):
+            await service.clock.advance(window / 2)
+        counts.append(len(service.queries))
+    assert counts[1] == pytest.approx(counts[0], rel=0.1)
+
+
 async def test_a_short_window_has_a_short_pause_after_a_401(service: FakeService) -> None:
     """Half a minute would be the whole life of the sale."""
     service.status_scripts = [lambda: refusal(1, status=401)] * 2
@@ -275,6 +284,28 @@ async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
     assert most == EXPIRIES_AT_ONCE
 
 
+async def test_a_crowd_that_is_due_at_once_is_looked_at_a_few_in_each_turn(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is due at that moment has its turn between."""
+    monkeypatch.setattr(poller, "PER_TURN", 3)
+    expired, seen = Counter[str](), [0]
+    ledger = HookedLedger(before={"Expired": lambda: expired.update("e")})
+
+    def look() -> None:
+        seen.append(expired["e"])
+        if len(seen) < 30:
+            service.clock.call_at(300.0, look)
+
+    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+        for number in range(30):
+            await tracker.sale(sale(f"order-{number}", f"09841112{number}"))
+        service.clock.call_at(300.0, look)
+        await service.clock.advance(300)
+    assert max(after - before for before, after in pairwise(seen)) == 3
+    assert expired["e"] == 30
+
+
 async def test_who_waits_in_the_line_of_expiries_has_its_last_query_all_the_same(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,9 +351,11 @@ async def test_an_expiry_whose_write_raises_anything_ends_nothing(
 
 
 async def test_a_state_word_that_nobody_knows_is_queried_slowly(service: FakeService) -> None:
-    """It may be final: then no query of it ever says more."""
-    async with selling(service, schedule=payclient.Fixed(1.0)):
+    """It may be final: then no query of it ever says more. Who asks again within a second has the report, too."""
+    async with selling(service, schedule=payclient.Fixed(1.0)) as (_, pending):
         service.decide("Raro")
+        report = (await pending.check()).report
+        assert (await pending.check()).report is report is not None
         await service.clock.advance(60)
         assert 5 <= len(service.queries) <= 10
 

@@ -356,15 +356,16 @@ async def test_an_answered_form_that_cannot_be_queried_holds_its_purchase(servic
         await tracker.sale(sale("third"), purchase="cart of form-1")
 
 
+@pytest.mark.parametrize("ahead", [250, 7200])
 @pytest.mark.parametrize("options", [{}, {"profile": payclient.DOCUMENT}], ids=["queried", "not queried"])
 async def test_a_process_whose_clock_is_ahead_does_not_free_what_can_still_be_approved(
-    service: FakeService, options: dict[str, Any]
+    service: FakeService, options: dict[str, Any], ahead: int
 ) -> None:
     """It takes over what another process sold, and calls it expired too early: "pending" is no last word yet."""
     ledger = MemoryLedger()
     async with selling(service, ledger=ledger, purchase="cart", **options):
         pass
-    service.clock.jump_wall(250)
+    service.clock.jump_wall(ahead)
     async with tracking(service, ledger, **options) as tracker:
         await service.clock.advance(290)
         assert (await pending_of(tracker)).state is State.EXPIRED

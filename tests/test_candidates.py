@@ -522,6 +522,7 @@ async def test_an_early_candidate_of_a_refused_sale_outlives_its_process(
 
     async def notified() -> None:
         assert await tracker.notify(hint(1000)) is Receipt.EARLY
+        await service.clock.advance(1)
 
     service.scripts, service.status_scripts = [posted(1, when(notified, refuses(100)))], [reset] * 100
     async with tracking(service, kind()) as tracker:

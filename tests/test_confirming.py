@@ -476,6 +476,18 @@ async def test_a_flood_of_what_was_declined_costs_a_query_a_second(service: Fake
         assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
 
 
+async def test_a_declined_page_that_is_loaded_again_and_again_is_written_once(service: FakeService) -> None:
+    """Each load names it anew, and the purchase would have an open ask for as long."""
+    async with prepared(service, BLIND) as tracker:
+        declined = service.pay("form-1", transactionStatus="Canceled")
+        loads = []
+        for _ in range(20):
+            loads.append(asyncio.create_task(tracker.returned(declined)))
+            await service.clock.advance(0.5)
+        assert not any([(await each).paid for each in loads])
+        assert (await events_of(service.ledger, "form-1")).count("Returned") == 1
+
+
 @pytest.mark.parametrize(
     "query",
     [

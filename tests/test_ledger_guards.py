@@ -171,6 +171,7 @@ async def test_what_is_written_stays(shell: Shell, tmp_path: Path) -> None:
         "DELETE FROM attempts", "UPDATE changes SET after = 'accepted'",
         "UPDATE changes SET transaction_id = 8", "DELETE FROM changes",
         "DELETE FROM archived", "UPDATE archived SET amount = 1",
+        *(f"TRUNCATE {table}" for table in ("attempts", "changes", "archived") if shell.kind == "postgres"),
     ):  # fmt: skip
         assert await shell.is_refused(sql), sql
 

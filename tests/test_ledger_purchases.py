@@ -171,10 +171,13 @@ async def test_an_id_and_a_purchase_are_looked_up_at_once(ledger: Ledger) -> Non
     assert newest == [(await ledger.get(one) or {}, await ledger.asks(other)) for one, other in pairs]
 
 
-async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("other", [State.ACCEPTED, State.REVERSING])
+async def test_a_correction_may_make_it_paid_twice(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, other: State
+) -> None:
     """The service's word is recorded whatever it means; both payments are among the purchase's asks."""
     first = await permitted(ledger, sale("first"), *PATHS[State.REFUSED])
-    await permitted(ledger, sale("second"), *PATHS[State.ACCEPTED])
+    await permitted(ledger, sale("second"), *PATHS[other])
     with caplog.at_level("CRITICAL"):
         both = await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
     assert caplog.messages == ["first: paid, and its purchase also by second: give one back"]
@@ -183,7 +186,7 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
     assert (paid.event, seen.event, seen.after) == ("FoundAccepted", "Overpaid", State.ACCEPTED)
     assert json.loads(seen.detail or "") == {"also": ["second"]}
     assert await ledger.history("first") == [*(await ledger.history("first"))[:-2], paid, seen]
-    assert [each.state for each in await ledger.asks("order")] == [State.ACCEPTED] * 2
+    assert [each.state for each in await ledger.asks("order")] == [State.ACCEPTED, other]
     reversing = await ledger.apply(both, ReversalPermitted(at=NOW + 91, expires_at=NOW + 99))
     # It was paid all the while: no second alarm, nor one of a process that looks back.
     assert await ledger.apply(reversing, ReversalNotSent(at=NOW + 92)) == await ledger.get("first")

@@ -342,7 +342,13 @@ async def test_a_file_out_of_its_place_grants_no_permit(
         if harm == "renamed":  # once it is where it was, permits are granted again
             path.with_name("old.db").rename(path)
             assert await ledger.permit(fresh("later-3"))
-            assert "works again" in caplog.text
+            HARMS[harm](path)
+            await error_of(LedgerUnavailableError, ledger.permit(fresh("later-4")))
+            path.with_name("old.db").rename(path)
+            assert await ledger.permit(fresh("later-5"))
+            assert caplog.text.count("works again") == 1, (
+                "nor was the begin of an outage a moment later logged"
+            )
 
 
 async def test_a_link_that_leads_elsewhere_by_now(tmp_path: Path) -> None:

@@ -532,7 +532,7 @@ async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) ->
     """More prompts than the window would read ahead by itself are all open at once."""
     async with (
         tracking(service) as tracker,
-        payclient.charge_all(tracker, rows(1500), max_pending=1500, max_in_flight=500) as results,
+        payclient.charge_all(tracker, iter(rows(1500)), max_pending=1500, max_in_flight=500) as results,
     ):
         for _ in range(4):
             await service.clock.advance(1)

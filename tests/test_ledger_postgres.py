@@ -7,11 +7,11 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import AsyncMock, Mock
 
 import asyncpg
@@ -34,6 +34,8 @@ from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import NOW, brought, fresh, until
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -319,6 +321,38 @@ async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: Postgr
             assert isinstance(corrected, Record) is not granted
             assert isinstance(corrected, Record | TransitionError)
             assert isinstance(granted, bool)
+
+
+async def beside_a_change(url: str, change: str, work: Awaitable[T]) -> T:
+    """What comes of work that begins while somebody writes this change of the only attempt, and may wait for it."""
+    async with person(url) as (writer, transaction):
+        columns = "(attempt_id, version, at, before, decided_at, event, evidence, after, state_evidence)"
+        row = f"attempt_id, version + 1, at, after, at, {change} FROM payclient.changes ORDER BY version DESC LIMIT 1"
+        await writer.execute(f"INSERT INTO payclient.changes {columns} SELECT {row}")
+        working = asyncio.ensure_future(work)
+
+        async def waits() -> object:
+            return working.done() or await writer.fetch("SELECT FROM pg_locks WHERE NOT granted")
+
+        await until(waits)
+        await transaction.commit()
+    return await working
+
+
+async def test_a_permit_waits_for_a_correction_under_way(url: str, ledger: PostgresLedger) -> None:
+    """Another process is about to commit that the refused attempt is paid."""
+    await brought(ledger, State.REFUSED)
+    change = "'FoundAccepted', 'query', 'accepted', 'query'"
+    assert await beside_a_change(url, change, ledger.permit(fresh(attempt=2))) is False
+
+
+async def test_what_is_being_written_is_not_archived(
+    url: str, ledger: PostgresLedger, tmp_path: Path
+) -> None:
+    """An event that is not committed yet as its block is moved would be deleted, and be in no file."""
+    await brought(ledger, State.CANCELLED)
+    change = "'Notified', 'notification', after, state_evidence"
+    assert await beside_a_change(url, change, archive_ledger(url, time.time(), tmp_path / "old.jsonl")) == 0
 
 
 async def test_processes_that_write_in_another_order(url: str, ledger: PostgresLedger) -> None:

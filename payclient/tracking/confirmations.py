@@ -212,9 +212,8 @@ class Confirmer:
             self._queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
-        finally:
-            form.task = None
-            self._end_request(form, current, settled, wait)  # also where all tasks of the loop are cancelled
+        form.task = None  # `Poller._note_end` plans the next request where this one was cancelled
+        self._end_request(form, current, settled, wait)
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation) -> None:
         """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.

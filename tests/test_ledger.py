@@ -493,7 +493,9 @@ async def test_forgotten(url: str) -> None:
         assert await ledger.get("order-1") == fresh()
 
 
-@pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])
+@pytest.mark.parametrize(
+    "url", ["", "memory:x", "sqlite:", "sqlite", "sqlite::memory:", "postgres://host/db", "charges.db"]
+)
 async def test_unknown_urls(url: str) -> None:
     await error_of(ConfigurationError, open_ledger(url), match="memory:, sqlite:PATH or postgresql:")
 

@@ -296,7 +296,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
 def _sqlite_path(url: Secret[str]) -> str | None:
     """Return the path of a SQLite ledger, or None. Raises `ConfigurationError` for another library's spelling."""
     kind, _, path = str(url.reveal()).partition(":")
-    if kind != "sqlite" or not path or _IN_NO_PATH.search(path):
+    if kind != "sqlite" or path in ("", ":memory:") or _IN_NO_PATH.search(path):
         return None
     if path.startswith("//"):
         name = path.lstrip("/") or "charges.db"

@@ -575,6 +575,22 @@ async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> N
     assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(gaps[20:]))
 
 
+async def test_where_no_rate_was_told_a_429_halves_that_of_late(service: FakeService) -> None:
+    """One at a time, each a second long: two seconds between two sends after it."""
+
+    async def slowly(_: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        done = asyncio.Event()
+        service.clock.call_at(service.clock.monotonic() + 1, done.set)
+        await done.wait()
+        return await service.take(request, before_send)
+
+    service.scripts = [*[slowly] * 20, refuses(5, status=429), *[slowly] * 20]
+    await charged(service, rows(40), max_in_flight=1)
+    gaps = gaps_of(service.posted_at.values())
+    assert gaps[:19] == [1.0] * 19
+    assert gaps[20] == pytest.approx(2, abs=0.2)
+
+
 async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
     """Two in flight are answered 429, the second with a shorter `Retry-After`."""
     service.scripts = [refuses(5, status=429, retry_after=seconds) for seconds in (30, 1)]

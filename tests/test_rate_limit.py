@@ -19,6 +19,7 @@ from payclient.tracking.rate_limit import (
     LEFT,
     NOTIFIED,
     ROUTINE,
+    Backoff,
     RateLimit,
     RequestLines,
 )
@@ -150,6 +151,18 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
     limit = RateLimit(None)
     limit.rate_limited(0.0, 0.0, 0.0)
     assert limit.ready_at() == limit.gap > 0.0
+
+
+def test_a_second_429_slows_down_further_however_fast_it_was_of_late() -> None:
+    """The rate that was measured is from before the first one."""
+    limit = RateLimit(None, Backoff(measures_rate=True))
+    for number in range(20):
+        limit.note_request(number * 0.1)
+    gaps = []
+    for when in (2.0, 3.0):
+        limit.rate_limited(when, when - 0.1, 0.0)
+        gaps.append(limit.gap)
+    assert gaps == pytest.approx([0.2, 0.4])
 
 
 def test_a_429_slows_down_what_keeps_a_known_rate() -> None:

@@ -24,9 +24,11 @@ from payclient.tracking.rate_limit import Backoff, RateLimit
 #: The schedule would make more; under a binding rate it makes them where an answer is likeliest.
 LEAST_QUERIES = 2.0
 
-#: After a 429 without `Retry-After` nothing is sent for 5 s. Then sends go half as fast as the rate allows, or ten a
-#: second where there is none, and at least one a minute. Each send that is taken wins back 3 % of the slowdown.
-SEND_BACKOFF = Backoff(most_slowdown=60.0, relief=0.97, longest_pause=float("inf"), pause=5.0)
+#: After a 429 without `Retry-After` nothing is sent for 5 s. Then sends go half as fast as of late, at least one a
+#: minute; each send that is taken wins back 3 % of the slowdown.
+SEND_BACKOFF = Backoff(
+    most_slowdown=60.0, relief=0.97, longest_pause=float("inf"), pause=5.0, measures_rate=True
+)
 
 
 def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:

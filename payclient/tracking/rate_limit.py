@@ -18,6 +18,9 @@ FIRST_SLOWDOWN = 0.1
 #: at most, in seconds.
 PAUSE, MOST_PAUSE = 10.0, 10.0
 
+#: Requests over which the present rate is measured.
+MEASURED = 20
+
 #: The gaps by which requests that did not wait for their turn may put off the next turn.
 MOST_PUT_OFF = 2
 
@@ -34,6 +37,8 @@ class Backoff:
     longest_pause: float = 60.0
     #: Seconds of pause after a 429 without a `Retry-After`; None: by the slowdown.
     pause: float | None = None
+    #: Whether a 429 halves the rate that was measured of late, not the rate that is allowed.
+    measures_rate: bool = False
 
 
 class RateLimit:
@@ -49,6 +54,8 @@ class RateLimit:
         self._slowed_at = -math.inf
         #: The next request is made at the later of the two: a gap after the last one, and the end of a pause.
         self._next_at = self._paused_until = -math.inf
+        #: When the last requests were made; empty unless the backoff measures the rate.
+        self._recent: deque[float] = deque(maxlen=MEASURED)
         #: Whether the latest request did not wait for its turn, and when the latest did.
         self._was_early, self._turn_at = False, -math.inf
 
@@ -91,6 +98,8 @@ class RateLimit:
         # A timer that fires a little late must not lower the rate: the gap then counts from when the request was due.
         is_little_late = 0.0 < now - due <= self.gap * 0.1
         self._next_at = (due if is_little_late else max(now, self._next_at)) + self.gap
+        if self._backoff.measures_rate:
+            self._recent.append(now)
 
     def pause(self, now: float, seconds: float) -> None:
         """Make no request for so many seconds."""
@@ -105,7 +114,10 @@ class RateLimit:
         pause, backoff = retry_after, self._backoff
         if made_at > self._slowed_at:
             self._slowed_at = now
-            self._slowdown = min(max(2 * self.gap, FIRST_SLOWDOWN), backoff.most_slowdown)
+            before = self.gap
+            if backoff.measures_rate and self._recent:
+                before = max(before, (now - self._recent[0]) / len(self._recent))
+            self._slowdown = min(max(2 * before, FIRST_SLOWDOWN), backoff.most_slowdown)
             self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:
                 by_slowdown = self._slowdown if self._known_gap else min(PAUSE * self._slowdown, MOST_PAUSE)

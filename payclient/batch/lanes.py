@@ -149,23 +149,27 @@ async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | Charg
 
 
 class Turns:
-    """The lanes whose customers are free. An answered lane comes first, then the lane with most rows: it ends last."""
+    """The lanes whose customers are free. First one that needs no send, then that with most rows: it ends last."""
 
     def __init__(self) -> None:
+        #: Whether the first row is sent, the negative number of rows (most first), the lane's place then, and the lane.
         self._heap: list[tuple[bool, int, int, Lane]] = []
-        self._number = 0
+        self._last_place = 0
 
     def add(self, lane: Lane, *, sends: bool) -> None:
         """Give a lane its place, or its new place after it got more rows."""
-        self._number += 1
-        lane.place = self._number
-        heapq.heappush(self._heap, (sends, -len(lane.rows), self._number, lane))
+        self._last_place += 1
+        lane.place = self._last_place
+        heapq.heappush(self._heap, (sends, -len(lane.rows), lane.place, lane))
 
     def first(self) -> Lane | None:
-        """Return the first lane; None where there is none."""
-        while self._heap and self._heap[0][3].place != self._heap[0][2]:
+        """Return the first lane and leave it in its place; None where there is none."""
+        while self._heap:
+            *_, place, lane = self._heap[0]
+            if place == lane.place:
+                return lane
             heapq.heappop(self._heap)  # the lane has grown since, and has a place further ahead
-        return self._heap[0][3] if self._heap else None
+        return None
 
     def take(self) -> None:
         """Remove the first lane."""

@@ -66,7 +66,7 @@ def charge(
     /,
     *,
     options: ChargeOptions = ChargeOptions(),
-    written: FileOptions = Format(),
+    form: FileOptions = Format(),
     limits: Limits = Limits(),
     shown: ShownOptions = ShownOptions(),
 ) -> int:
@@ -82,15 +82,15 @@ def charge(
     look = shown.look()
     options.check(dry_run=shown.dry_run)
     profile = options.loaded_profile
-    written_to = {"--report": shown.report, "--skip-bad": shown.skip_bad, "--html": shown.html}
-    check_apart({"FILE": file, **written_to, **_input_files(options)})
-    rows = read_file(file, written, profile=profile)
+    outputs = {"--report": shown.report, "--skip-bad": shown.skip_bad, "--html": shown.html}
+    check_apart({"FILE": file, **outputs, **_input_files(options)})
+    rows = read_file(file, form, profile=profile)
     can_send = can_go_on(rows, shown.skip_bad)
     if not (can_send or shown.dry_run):
         return 2
-    mark = shown.report_decimal_mark or written.decimal_mark
-    carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
-    left_out = _left_out(rows, shown.skip_bad, carried)
+    mark = shown.report_decimal_mark or form.decimal_mark
+    carried = carried_from(rows, form.keep, delimiter=shown.report_delimiter, mark=mark)
+    bad_file = _file_of_bad_rows(rows, shown.skip_bad, carried)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
@@ -103,8 +103,8 @@ def charge(
     terminal.ask(text("ask.send", count=plan.to_send), "nothing was sent", yes=shown.yes or not plan.to_send)
     # A new ledger was agreed to: the plan showed it, or --new-ledger is given.
     options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
-    if left_out is not None:
-        write_file("--skip-bad", *left_out)
+    if bad_file is not None:
+        write_file("--skip-bad", *bad_file)
         terminal.say(text("file.left_out", count=len(rows.bad), path=shown.skip_bad))
     run = Run(charges, limits, report=report, page=page, look=look)
     code = asyncio.run(run.charge(options))
@@ -125,8 +125,8 @@ def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
     }
 
 
-def _left_out(file: ChargeFile, path: Path | None, carried: Carried) -> tuple[Path, bytes] | None:
-    """Return the file of the bad rows, to be written. Raises `ConfigurationError` where it cannot be written."""
+def _file_of_bad_rows(file: ChargeFile, path: Path | None, carried: Carried) -> tuple[Path, bytes] | None:
+    """Return the path and content of the file of the bad rows. `ConfigurationError`: another file is there."""
     if path is None or not (file.requests and file.bad):
         return None
     content = bad_rows(file, path, carried.dialect)

@@ -196,13 +196,13 @@ class Plan:
         """Yield the name, words and style of each fact; a fact without words is not shown."""
         file, profile = self.file, self.options.loaded_profile
         yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
-        yield "rows", self._rows(), _BAD if file.bad else ""
+        yield "rows", self._describe_rows(), _BAD if file.bad else ""
         above = _many("above", range(1, file.records.line))
         left_out = (above, _many("empty", file.empty), _many("total_line", file.total_lines))
         yield "left_out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
-        yield "phones", self._phones()
+        yield "phones", self._describe_phones()
         yield "unread", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
         yield "twice", _many("doubles", doubles), _LOUD
@@ -210,26 +210,26 @@ class Plan:
         longest = max(file.lanes.values(), default=0)
         customers = "longest" if longest > 1 else "customers_count"
         yield "customers", _many(customers, [*file.lanes], longest=longest)
-        yield "ledger", self._ledger(), _LOUD if self.options.ledger and self.known.new else ""
+        yield "ledger", self._describe_ledger(), _LOUD if self.options.ledger and self.known.new else ""
         changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
-        yield "to_send", self._to_send(longest)
+        yield "to_send", self._describe_sends(longest)
         yield "token", "" if self.options.has_token else text("plan.no_token")
         url = self.options.url
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
 
-    def _phones(self) -> str:
+    def _describe_phones(self) -> str:
         respelled = [row for row in self.file.rows if row.respelled and row.request]
         known = self.options.loaded_profile.phone_shapes
         codes = sorted({row.request.country_code for row in respelled if row.request})
         shapes = ", ".join(f"{known[code]} ({code})" for code in codes)
         return _many("respelled", [row.line for row in respelled], shapes=shapes)
 
-    def _rows(self) -> str:
+    def _describe_rows(self) -> str:
         good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)
         return good + bad + (text("plan.skipped", path=self.skip_bad) if bad and self.skip_bad else "")
 
-    def _ledger(self) -> str:
+    def _describe_ledger(self) -> str:
         known, counts = self.known, Counter(self.known.labels.values())
         if self.options.ledger is None:
             return text("plan.no_ledger")
@@ -240,7 +240,7 @@ class Plan:
         words = text("plan.knows", count=counts.total(), counts=states)
         return place + words + (text("plan.again", count=known.again) if known.again else "")
 
-    def _to_send(self, longest_lane: int) -> str:
+    def _describe_sends(self, longest_lane: int) -> str:
         if not self.to_send:
             return text("plan.nothing")
         if self.file.bad and self.skip_bad is None:

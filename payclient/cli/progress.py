@@ -46,8 +46,8 @@ class Progress:
     `unreachable`, `reachable`, `end`. Cents and UTC.
     """
 
-    def __init__(self, tally: Tally, rows: int, under_way: Collection[str], look: Look = "auto") -> None:
-        self._tally, self._rows, self._under_way, self._look = tally, rows, under_way, look
+    def __init__(self, tally: Tally, rows: int, without_result: Collection[str], look: Look = "auto") -> None:
+        self._tally, self._rows, self._without_result, self._look = tally, rows, without_result, look
         self._began = time.monotonic()
         #: When the run is over at the latest, by `time.time()`; None: not known yet.
         self.ends_by: float | None = None
@@ -108,10 +108,10 @@ class Progress:
         exist or not; the others are `queued`, or being sent.
         """
         sales = () if self.tracker is None else self.tracker.open_sales()
-        own = [sale for sale in sales if sale.client_transaction_id in self._under_way]
+        own = [sale for sale in sales if sale.client_transaction_id in self._without_result]
         found = Counter(sale.state for sale in own)
         counts = {str(state): found[state] for state in (State.PENDING, State.EXPIRED, State.UNKNOWN)}
-        counts["queued"] = max(len(self._under_way) - sum(counts.values()), 0)
+        counts["queued"] = max(len(self._without_result) - sum(counts.values()), 0)
         return counts, sorted(sale.remaining for sale in own if sale.state is State.PENDING)
 
     def sentence(self) -> str:

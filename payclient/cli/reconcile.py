@@ -163,7 +163,7 @@ def reconcile(
     /,
     *,
     ledger: LedgerUrl = None,
-    written: StatementOptions = StatementOptions(),
+    form: StatementOptions = StatementOptions(),
     since: datetime.date | None = None,
     until: datetime.date | None = None,
     report: Path | None = None,
@@ -194,7 +194,7 @@ def reconcile(
         check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])
-    entries, others, unnamed, dialect = read_statement(statement, written, profile_of(profile))
+    entries, others, unnamed, dialect = read_statement(statement, form, profile_of(profile))
     pairs = asyncio.run(_pair_up(ledger, entries, since, until))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
         _ask(proven, yes=yes)

@@ -86,8 +86,8 @@ class Run:
         #: The current line of each row, by its client transaction id.
         self.lines: dict[str, Line] = {}
         #: Rows of which `charge_all` has not returned a result.
-        self._under_way = {row.request.client_transaction_id: row for row in rows}
-        self.progress: Progress = Progress(self.tally, len(rows), self._under_way, look)
+        self._without_result = {row.request.client_transaction_id: row for row in rows}
+        self.progress: Progress = Progress(self.tally, len(rows), self._without_result, look)
         self._reach, self._signals = Reach(), 0
         self._charging: asyncio.Task[None] | None = None
         #: The exit code of what went wrong: 4 where the sending ended early, 5 where the report could not be written.
@@ -133,7 +133,7 @@ class Run:
             self._charging.cancel()
         try:
             await asyncio.wait([self._charging])
-            await self._read_ledger(tracker)
+            await self._reread_ledger(tracker)
         finally:
             await cancel_all(tasks)
         if not self._charging.cancelled():
@@ -150,7 +150,7 @@ class Run:
                 if self._signals:
                     results.stop("interrupted")
                 async for result in results:
-                    row = self._under_way.pop(result.request_key)
+                    row = self._without_result.pop(result.request_key)
                     self._add(line_of(row, result.outcome, result.error))
                 if results.stopped is not None and not self._signals:
                     self._fault = max(self._fault, 4)
@@ -175,8 +175,8 @@ class Run:
             return line_of(row, None)
         return ledger_line(row, record, tracker.attempts.encode(row.request).digest)
 
-    async def _read_ledger(self, tracker: Tracker) -> None:
-        """Count by the ledger each row that has no result, or that changed after its result was counted."""
+    async def _reread_ledger(self, tracker: Tracker) -> None:
+        """Count by the ledger, once nothing is sent any more, each row without a result or with a newer one."""
         try:
             async for line in self._ledger_lines(tracker):
                 if _is_news(self.lines.get(line.client_transaction_id), line):
@@ -185,7 +185,7 @@ class Run:
             self._fail(f"the open rows cannot be listed: {error}")
             # The ledger cannot be read: what this process has sent is counted from memory.
             sales = {sale.client_transaction_id: sale for sale in tracker.open_sales()}
-            for key, row in self._under_way.items():
+            for key, row in self._without_result.items():
                 if key not in self.lines:
                     known = sales.get(key)
                     self._count(self._line(tracker, row, known) if known else line_of(row, None, error))

@@ -102,15 +102,15 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
             header.check(file.line, form)
         mark: str | None = form.decimal_mark
         if form.amounts == "decimal" and mark is None:
-            mark = find_mark(_amounts(file.rows, header, form))
-        rows, empty, totals = _divide(file, header)
+            mark = find_mark(_amount_texts(file.rows, header, form))
+        rows, empty, totals = _split_rows(file, header)
         if not rows:
             raise InvalidRequestError("has no rows")
-        fixed = _constants(form, mark)
+        fixed = _read_constants(form, mark)
         for row in rows:
             _read_row(row, columns_of(row.names), mark, fixed, profile)
-        _check_keys(rows)
-        _check_zeros(rows)
+        _check_repeated_keys(rows)
+        _check_dropped_zeros(rows)
         place = f", header in line {file.line}" if file.line > 1 else ""
         amounts = "amounts in cents" if mark is None else f"decimal {MARKS[mark]}"
         return ChargeFile(
@@ -123,11 +123,11 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
             unread=header.unread,
             empty=empty,
             total_lines=[row.line for row in totals],
-            total_faults=list(_check_total(totals[-1], rows, header, mark)) if totals else [],
+            total_faults=list(_compare_total(totals[-1], rows, header, mark)) if totals else [],
         )
 
 
-def _divide(file: Records, header: Columns) -> tuple[list[Row], list[int], list[Row]]:
+def _split_rows(file: Records, header: Columns) -> tuple[list[Row], list[int], list[Row]]:
     """Return the rows of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.rows, [], []
@@ -150,7 +150,7 @@ def _is_total(row: Row, header: Columns) -> bool:
     return bool(words or found & AMOUNTS) and not (found - words) & {KEY, "phone_number", "nick_name"}
 
 
-def _check_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | None) -> Iterator[RowError]:
+def _compare_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | None) -> Iterator[RowError]:
     """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
         for field in AMOUNTS & {*fields}:
@@ -163,7 +163,7 @@ def _check_total(total: Row, rows: Iterable[Row], header: Columns, mark: str | N
                 yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
 
 
-def _amounts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str]:
+def _amount_texts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     for row in rows:
         if len(row.cells) == len(header.names):
@@ -172,7 +172,7 @@ def _amounts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str
     yield from (text for field, text in form.constants.items() if field in AMOUNTS)
 
 
-def _constants(form: Format, mark: str | None) -> dict[str, object]:
+def _read_constants(form: Format, mark: str | None) -> dict[str, object]:
     """Return the values that every row has."""
     values: dict[str, object] = {"country_code": None, "currency": None}
     for field, text in form.constants.items():
@@ -248,7 +248,7 @@ def _read_cells(
 # --- What only the whole file can prove
 
 
-def _check_keys(rows: Iterable[Row]) -> None:
+def _check_repeated_keys(rows: Iterable[Row]) -> None:
     """Add an error to each row whose key another row has too: nobody can tell which is meant."""
     same = defaultdict[str | None, list[Row]](list)
     for row in rows:
@@ -261,7 +261,7 @@ def _check_keys(rows: Iterable[Row]) -> None:
             row.add(KEY, f"is the same as in {'lines' if len(others) > 1 else 'line'} {named}")
 
 
-def _check_zeros(rows: Iterable[Row]) -> None:
+def _check_dropped_zeros(rows: Iterable[Row]) -> None:
     """Add an error to each phone that is one digit short, where others of its country begin with a zero."""
     shapes = {
         row.line: (row.request.country_code.removeprefix("+"), phone[0] == "0", len(phone))

@@ -106,7 +106,7 @@ class Books:
     def log_entry(
         self, kind: LogKind, text: str, client_id: str | None = None, number: int | None = None, **result: Any
     ) -> None:
-        """Log one entry; `result` is its status and its fault."""
+        """Log one entry; `number` is a transaction id, and `result` its status and its fault."""
         ids = {"client_transaction_id": client_id and client_id[:_LONGEST], "transaction_id": number}
         at: dict[str, Any] = {"number": self.last_entry + 1, "at": self.clock.time(), **ids}
         self._entries.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
@@ -162,7 +162,7 @@ class Books:
         lane = account, sale.store_id, sale.customer
         if (newest := self._lanes.get(lane)) is not None and newest.how is None:
             raise RefusalError(22, inner=(2061,))  # one pending sale of a customer at a store (§7.3)
-        self.sales[self._number(sale)] = self._lanes[lane] = sale
+        self.sales[self._give_id(sale)] = self._lanes[lane] = sale
         self._by_client_id[sale.client_transaction_id].append(sale)
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
         if self.answers is not None:
@@ -244,7 +244,7 @@ class Books:
         """
         how = "declined" if declined or reason is not None else "paid"
         form = self._decide_form(payment_id, method, how, reason)
-        number = self._number(form)
+        number = self._give_id(form)
         if form.is_held:
             self.notify_merchant(form)
             if self.settings.confirm_window is not None:
@@ -303,7 +303,7 @@ class Books:
             "texts": texts,
         }
 
-    def _number(self, transaction: Transaction) -> int:
+    def _give_id(self, transaction: Transaction) -> int:
         """Give a transaction its id, from one row of ids for sales and button payments."""
         number = transaction.transaction_id = self.settings.first_id + len(self._by_id)
         self._by_id[number] = transaction

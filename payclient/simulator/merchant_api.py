@@ -83,15 +83,17 @@ class MerchantApi:
         fault = self._books.faults.next(kind, request.path if client_id is None else client_id, client_id)
         if fault is not None and fault.kind == "latency" and fault.when == "before":
             await sleep(self._books.clock, fault.seconds)
-        answer, number = None, None
+        answer, transaction_id = None, None
         if fault is None or fault.lets_execute:
-            answer, number = self._execute(operation, request, raw, match)
-        response = answer if fault is None else await self._apply_fault(fault, request, answer, number)
+            answer, transaction_id = self._execute(operation, request, raw, match)
+        response: web.StreamResponse | None = answer
+        if fault is not None:
+            response = await self._apply_fault(fault, request, answer, transaction_id)
         self._books.log_entry(
             "request",
             kind if answer is not None else f"{kind}, not executed",
             client_id,
-            number,
+            transaction_id,
             status=None if response is None else response.status,
             fault=fault and fault.kind,
         )
@@ -130,8 +132,8 @@ class MerchantApi:
             status = statuses.get(refused.key) or settings.error_statuses.get(refused.code or 0, 400)
             if refused.message == "throttled":
                 headers["Retry-After"] = str(refused.values[0])
-        number = answer.get("transactionId") if isinstance(answer, dict) else None
-        return json_reply(answer, status, headers), number
+        transaction_id = answer.get("transactionId") if isinstance(answer, dict) else None
+        return json_reply(answer, status, headers), transaction_id
 
     def _account(self, request: web.BaseRequest, operation: str) -> str:
         settings = self._books.settings
@@ -153,17 +155,17 @@ class MerchantApi:
         self._queries.append(now)
 
     def _status(self, match: Mapping[str, str], account: str, language: Language) -> object:
-        settings, number = self._books.settings, None
+        settings, transaction_id = self._books.settings, None
         if (text := match.get("transaction_id")) is not None:
-            number = int(text) if _TRANSACTION_ID.fullmatch(text) else 0
-        found = self._books.find(account, number, match.get("client_transaction_id", ""))
-        if not found and settings.foreign_is_unauthorized and self._books.exists(number):
+            transaction_id = int(text) if _TRANSACTION_ID.fullmatch(text) else 0
+        found = self._books.find(account, transaction_id, match.get("client_transaction_id", ""))
+        if not found and settings.foreign_is_unauthorized and self._books.exists(transaction_id):
             raise RefusalError(message="unauthorized")
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         if not seen:
             raise RefusalError(settings.not_found[1])
         answers = [status_of(one, self._books, language) for one in seen]
-        return answers if number is None else answers[0]
+        return answers if transaction_id is None else answers[0]
 
     def _change(self, operation: str, body: dict[str, Any], account: str, language: Language) -> object:
         if operation == "sale":
@@ -182,7 +184,7 @@ class MerchantApi:
         }
 
     async def _apply_fault(
-        self, fault: Fault, request: web.BaseRequest, answer: web.Response | None, number: int | None
+        self, fault: Fault, request: web.BaseRequest, answer: web.Response | None, transaction_id: int | None
     ) -> web.StreamResponse | None:
         """Return the answer that is sent after a fault; None: no answer is sent."""
         match fault.kind:
@@ -191,7 +193,7 @@ class MerchantApi:
                     await sleep(self._books.clock, fault.seconds)
                 return answer
             case "early":
-                sale = self._books.sales.get(number or 0)
+                sale = self._books.sales.get(transaction_id or 0)
                 if sale is not None and sale.how is None:
                     self._books.decide_sale(sale, "approved")
                     await self._notifications.delivered(sale)

@@ -241,11 +241,11 @@ class Simulator(Books):
 
     async def approve(self, sale: int | str) -> Sale:
         """Approve a pending sale as its customer; returns once the notification is done, after 5 seconds at most."""
-        return await self._answer(sale, "approved")
+        return await self._answer_as_customer(sale, "approved")
 
     async def reject(self, sale: int | str, reason: Reason | None = None) -> Sale:
         """Reject a pending sale as its customer, or as the bank for a reason; otherwise like `approve`."""
-        return await self._answer(sale, "rejected", reason)
+        return await self._answer_as_customer(sale, "rejected", reason)
 
     async def ignore(self, sale: int | str) -> Sale:
         """Never answer a pending sale, so that it expires."""
@@ -257,7 +257,7 @@ class Simulator(Books):
         """Send a notification though the customer has not answered, by default with the sale's own id."""
         found = self.sale(sale)
         self._notifications.send(found, pretended_id)
-        await self._delivered(found)
+        await self._wait_for_notification(found)
 
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
@@ -266,13 +266,13 @@ class Simulator(Books):
     def notify_merchant(self, transaction: Transaction) -> None:
         self._notifications.send_all(transaction)
 
-    async def _answer(self, sale: int | str, how: str, reason: Reason | None = None) -> Sale:
+    async def _answer_as_customer(self, sale: int | str, how: str, reason: Reason | None = None) -> Sale:
         found = self.pending_sale(sale)
         self.decide_sale(found, how, reason)
-        await self._delivered(found)
+        await self._wait_for_notification(found)
         return found
 
-    async def _delivered(self, sale: Sale) -> None:
+    async def _wait_for_notification(self, sale: Sale) -> None:
         if self.waits_for_delivery:
             await self._notifications.delivered(sale)
 
@@ -338,11 +338,11 @@ class SimulatorThread:
             raise RuntimeError("called from the simulator's own thread, which would wait for itself")
         return self._run(there())
 
-    def _run(self, there: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._loop is None:
-            there.close()
+            work.close()
             raise RuntimeError("the SimulatorThread is not open: use `with`")
-        return asyncio.run_coroutine_threadsafe(there, self._loop).result(_PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
 
     def _end(self) -> None:
         loop, self._loop = self._loop, None

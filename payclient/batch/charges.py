@@ -365,14 +365,14 @@ class Charges(AsyncIterator[ChargeResult]):
         try:
             pending = await self._tracker.sale(row.request, purchase=row.purchase)
         except Exception as error:
-            again = self._retries.again(row, error, token, made_at)
+            again = self._retries.retry_delay(row, error, token, made_at)
             if again is None or self.stopped is not None:
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
             self._sends.discard(asyncio.current_task())
         if sends:  # a sale that was in the ledger proves nothing about the service now
-            self._retries.sent(pending, token, made_at)
+            self._retries.note_sent(pending, token, made_at)
         return pending
 
     def _left(self, began: float) -> float | None:

@@ -75,7 +75,7 @@ class RetryPolicy:
     #: Whether the service has taken a request with the current token.
     _proven: bool = True
 
-    def sent(self, pending: PendingSale, token: int, made_at: float) -> None:
+    def note_sent(self, pending: PendingSale, token: int, made_at: float) -> None:
         """Note a send whose sale may exist. `token`, a number, and `made_at` are those of the send."""
         self._proven = self._proven or token == self.token
         self._not_sent_in_a_row = 0
@@ -87,7 +87,7 @@ class RetryPolicy:
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
-    def again(self, row: LaneRow, error: Exception, token: int, made_at: float) -> float | None:
+    def retry_delay(self, row: LaneRow, error: Exception, token: int, made_at: float) -> float | None:
         """Return in how many seconds a row that created nothing is sent again; None: never."""
         row.tries += 1
         if isinstance(error, NotSentError):
@@ -108,10 +108,10 @@ class RetryPolicy:
             self._rate.rate_limited(self._clock.monotonic(), made_at, error.retry_after)
             return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
-            return self._unauthorized(error, token)
+            return self._delay_after_unauthorized(error, token)
         return None
 
-    def _unauthorized(self, error: UnauthorizedError, token: int) -> float | None:
+    def _delay_after_unauthorized(self, error: UnauthorizedError, token: int) -> float | None:
         """Return 0 where the row is sent again with a fresh token; else stop the sending."""
         if self._renews_token and error.http_status == 401:
             if token < self.token:

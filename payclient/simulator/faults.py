@@ -142,14 +142,14 @@ class Faults:
 
     def next(self, operation: str, key: str, client_transaction_id: str | None = None) -> Fault | None:
         """Return the fault of this exchange, used up and counted."""
-        fault = self._scripted(operation, client_transaction_id)
+        fault = self._take_scripted(operation, client_transaction_id)
         if fault is None and self.chances:
-            fault = self._drawn(operation, key, client_transaction_id)
+            fault = self._draw(operation, key, client_transaction_id)
         if fault is not None:
             self.done[fault.kind] += 1
         return fault
 
-    def _scripted(self, operation: str, client_transaction_id: str | None) -> Fault | None:
+    def _take_scripted(self, operation: str, client_transaction_id: str | None) -> Fault | None:
         for index, (fault, times) in enumerate(self.script):
             if fault.applies_to(operation, client_transaction_id):
                 if times > 1:
@@ -159,7 +159,7 @@ class Faults:
                 return fault
         return None
 
-    def _drawn(self, operation: str, key: str, client_transaction_id: str | None) -> Fault | None:
+    def _draw(self, operation: str, key: str, client_transaction_id: str | None) -> Fault | None:
         self._requests[operation, key] += 1
         text = json.dumps([self.seed, operation, key, self._requests[operation, key]])
         point = Random(text).random()  # noqa: S311 - no secret

@@ -171,11 +171,11 @@ class MerchantApi:
         if operation == "sale":
             return {"transactionId": self._books.create_sale(body, account).transaction_id}
         if operation == "prepare":
-            return self._prepared(self._books.create_form(body, account))
+            return self._prepare_answer(self._books.create_form(body, account))
         changed = self._books.change(operation, body, account)
         return status_of(changed, self._books, language) if operation == "confirm" else True
 
-    def _prepared(self, form: Form) -> dict[str, str]:
+    def _prepare_answer(self, form: Form) -> dict[str, str]:
         settings = self._books.settings
         return {
             "paymentId": form.payment_id,

@@ -115,7 +115,7 @@ class Token:
         return callable(self._source.reveal())
 
     def discard(self, authorization: Authorization) -> None:
-        """Call for another token, because the service answered 401 to this one, unless that was done meanwhile."""
+        """Drop a token to which the service answered 401, unless another came: the next request calls for one."""
         if self.renews and self.authorization is authorization:
             self.authorization = None
 

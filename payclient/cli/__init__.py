@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             from payclient.cli import terminal
 
-            terminal.settle()
+            terminal.finish_output()
             return 2
         return 0
     from payclient.cli.app import run

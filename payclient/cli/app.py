@@ -104,6 +104,6 @@ def run(arguments: Sequence[str]) -> int:
         terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))
         return 2
     finally:
-        is_lost = terminal.settle()
+        is_lost = terminal.finish_output()
     # An exit code with a meaning of its own, such as that all rows are paid, is kept.
     return code if isinstance(code, int) else 2 if is_lost else 0

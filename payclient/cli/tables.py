@@ -41,18 +41,18 @@ class Dialect:
 
 
 def dialect_of(
-    path: Path, read: Records, mark: str | None, *, given_mark: str | None, given_delimiter: str | None = None
+    path: Path, file: Records, mark: str | None, *, given_mark: str | None, given_delimiter: str | None = None
 ) -> Dialect:
-    """Return how to write CSV for the people who wrote a file. `mark` is the decimal mark of the file.
+    """Return how to write CSV for the people who wrote a file. `mark` is that of its amounts; None: they are cents.
 
     The file of a spreadsheet shows neither mark nor delimiter: they are those that a spreadsheet in the language reads.
     """
-    delimiter = read.delimiter
+    delimiter = file.delimiter
     if path.suffix.lower() in SHEETS:
         mark = given_mark or ("," if mark == "," or language() == "es" else ".")
         delimiter = ";" if mark == "," else ","
     mark = given_mark or mark or ("," if delimiter == ";" else ".")
-    return Dialect(delimiter=given_delimiter or delimiter or ",", mark=mark, bom=read.for_spreadsheets)
+    return Dialect(delimiter=given_delimiter or delimiter or ",", mark=mark, bom=file.for_spreadsheets)
 
 
 def csv_line(

@@ -112,15 +112,15 @@ def open_closed() -> None:
             stream.reconfigure(errors="replace")
 
 
-def settle() -> bool:
-    """Write what is left, unless Ctrl-C ends that, and return whether results were lost, of which this complains.
+def finish_output() -> bool:
+    """Write what is left, however long that takes, or until Ctrl-C. Complain of lost results; return whether any are.
 
     A stream that cannot be flushed is sent to nowhere: the interpreter would fail to flush it at its end, and exit with
     120.
     """
     with suppress(KeyboardInterrupt):
         for standard in (_STDOUT, _STDERR):
-            standard.send(None)
+            standard.send(seconds=None)
     for standard, stream in ((_STDOUT, sys.stdout), (_STDERR, sys.stderr)):
         try:
             stream.flush()

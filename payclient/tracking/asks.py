@@ -137,14 +137,14 @@ class OpenAsks:
     # --- The index
 
     def follow(self, record: Record) -> Followed | None:
-        """Follow an open ask and return it, the same object for each call. None: it is decided, or was replaced."""
+        """Follow an open ask and return it, the same object for each call. None: decided, replaced or closed."""
         ask = self._asks.get(record.client_transaction_id)
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
                 self.update(ask, record)
             if ask.elsewhere:
                 ask.elsewhere = self.is_elsewhere(record)  # its lease may be ours by now
-                if not ask.elsewhere or (ask.slot is None and ask.task is None):  # a new wait must end, too
+                if not ask.elsewhere or not ask.is_planned:  # a new wait must end, too
                     self.plan(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
@@ -209,15 +209,19 @@ class OpenAsks:
         when = self.policy.next_look(ask, now)
         if ask.exhausted:
             self.wake(ask)
-            if self.leases is not None and ask.record.state is State.EXPIRED and not ask.elsewhere:
-                seconds = when - now if when is not None else A_YEAR
-                if not self.policy.can_query:  # another process may query it: after an upgrade, say
-                    seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
-                self.leases.defer(ask.record.client_transaction_id, seconds)
+            self._defer_lease(ask, A_YEAR if when is None else when - now)
         if when is not None:
             self.due.put(ask, when)
         else:
             ask.slot = None  # the time for which it was planned before does not count
+
+    def _defer_lease(self, ask: Followed, seconds: float) -> None:
+        """Put the renewal of an expired ask's lease off until its next look, in so many seconds."""
+        if self.leases is None or ask.elsewhere or ask.record.state is not State.EXPIRED:
+            return
+        if not self.policy.can_query:  # another process may query it: after an upgrade, say
+            seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
+        self.leases.defer(ask.record.client_transaction_id, seconds)
 
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""

@@ -106,6 +106,11 @@ class Scheduled:
     #: Its request in flight.
     task: asyncio.Future[Any] | None = attrs.field(default=None, init=False)
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether the due times, or the end of its request, bring the next look."""
+        return self.slot is not None or self.task is not None
+
 
 @attrs.define(eq=False, weakref_slot=False)
 class Followed(Scheduled):
@@ -201,7 +206,7 @@ class Followed(Scheduled):
         self.client_queried_at = NEVER
         self.recheck()
         if self.record.evidence is Evidence.LAST_QUERY and self.final_queries == len(FINAL_QUERY_DELAYS):
-            self.final_queries -= 1  # `OpenAsks.add` left one to an ask of an earlier process
+            self.final_queries -= 1  # `OpenAsks.add` left this one to an ask of an earlier process
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 
@@ -213,12 +218,12 @@ class Followed(Scheduled):
             self.recheck_at = self.queried_at
 
 
-def is_presumed(record: Record) -> bool:
+def awaits_last_query(record: Record) -> bool:
     """Return whether an ask expired by our clock, and its last query was not made yet."""
     return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
 
 
-def was_acted_on(record: Record) -> bool:
+def customer_acted(record: Record) -> bool:
     """Return whether a push was notified, or a payment of a form was named: unless forged, its customer acted."""
     return record.notified_at is not None if record.kind == "sale" else bool(record.candidate_ids)
 
@@ -335,15 +340,15 @@ class Policy:
         was created, or was not taken by the ledger: the answer may have been "paid". Nor does a query that was made
         before a whole life has passed here, since our clock may be ahead of the sender's.
         """
-        if not is_presumed(ask.record):
+        if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):
             # No query finds it: its links hold its purchase, or the payment that was named to it.
-            return not was_acted_on(ask.record)
+            return not customer_acted(ask.record)
         ended = self._surely_ended(ask)
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
-            return now >= ended and ask.exhausted and not was_acted_on(ask.record)
+            return now >= ended and ask.exhausted and not customer_acted(ask.record)
         is_last = ask.exhausted or self._is_last(ask)
         return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
@@ -429,12 +434,12 @@ class Policy:
     def _background_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
-            # Expired, and the ledger could not take that, or its end, yet.
-            ends = is_presumed(ask.record) and not was_acted_on(ask.record)
-            is_unwritten = ends or ask.record.state is PENDING
-            return now + LATE_NOTIFICATION * self.scale if is_unwritten else None
+            # The ledger could not take the expiry, or the end after it, yet.
+            end_is_unwritten = awaits_last_query(ask.record) and not customer_acted(ask.record)
+            is_left = end_is_unwritten or ask.record.state is PENDING
+            return now + LATE_NOTIFICATION * self.scale if is_left else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
-        if is_presumed(ask.record):
+        if awaits_last_query(ask.record):
             later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
         if ask.failures and (ask.report is None or ask.report.state is not None):
             # Its last query came to nothing, here or in the ledger. A word that the profile lacks is an answer.

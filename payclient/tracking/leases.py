@@ -117,10 +117,10 @@ class Leases:
         self._asks = poller.asks
         self._ledger = ledger
         self._sending_after = poller.policy.total_timeout + SENDING_GRACE
-        #: The client transaction ids that this process follows, by its lease; and those that it follows beside the
-        #: process that has the lease, which should have ended its follow-up by now.
+        #: The client transaction ids that this process follows by its lease; and those that it follows though another
+        #: process has the lease, which should have ended its follow-up by now.
         self.ours: set[str] = set()
-        self.beside: set[str] = set()
+        self.without_lease: set[str] = set()
         #: Ids that are held and not followed: the ledger failed in between, or a form was notified or came back.
         self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
@@ -135,12 +135,12 @@ class Leases:
 
     def is_here(self, client_transaction_id: str) -> bool:
         """Return whether this process follows the ask."""
-        return client_transaction_id in self.ours or client_transaction_id in self.beside
+        return client_transaction_id in self.ours or client_transaction_id in self.without_lease
 
     def drop(self, client_transaction_id: str) -> None:
-        """Drop the lease of a decided ask."""
+        """Forget a decided ask: the ledger ended its lease as it took the decision."""
         self.ours.discard(client_transaction_id)
-        self.beside.discard(client_transaction_id)
+        self.without_lease.discard(client_transaction_id)
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
         """Hold the lease without renewal for so many seconds, in which nothing is due without a notification."""

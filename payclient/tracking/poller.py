@@ -30,7 +30,7 @@ from payclient.tracking.followup import (
     Policy,
     Scheduled,
     StatusSource,
-    is_presumed,
+    awaits_last_query,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale, settled
@@ -155,7 +155,7 @@ class Poller:
             ask = self.asks.add(record)
         if after is not None:
             ask.recheck_at = self.clock.monotonic() + after
-            if ask.slot is None and ask.task is None:
+            if not ask.is_planned:
                 self.asks.due.put(ask, ask.recheck_at)
         else:
             ask.recheck_soon = True
@@ -237,7 +237,7 @@ class Poller:
             # The process that has it should have ended by now.
             is_wanted = ask.waiters or ask.recheck_at < math.inf
             if is_wanted and self.asks.leases is not None:
-                self.asks.leases.beside.add(ask.record.client_transaction_id)
+                self.asks.leases.without_lease.add(ask.record.client_transaction_id)
                 ask.elsewhere = False
                 self.asks.plan(ask)
             else:
@@ -413,7 +413,7 @@ class Poller:
         now = self.clock.monotonic()
         if ask.elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
             ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
-        if ask.exhausted or is_presumed(ask.record):
+        if ask.exhausted or awaits_last_query(ask.record):
             self.start_work(self._query_soon(ask))
 
     async def query_unqueried(self, record: Record) -> Record | None:

@@ -146,7 +146,7 @@ ALARMS: dict[tuple[State | None, str], str] = {
 def verdict(
     record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
 ) -> Reading:
-    """Return what a report that is ours says of its attempt."""
+    """Return what a report that is ours says of its attempt. `transaction_id`: the report's, else its query's."""
     reading = Reading(report=report, is_about_ask=report.state is not None)
     if report.also_accepted:
         others = ", ".join(map(str, report.also_accepted))

@@ -300,4 +300,5 @@ class Forms:
 def _free_id(key: str, asks: list[Record]) -> str:
     """Return the client transaction id of the next form of a purchase."""
     used = {each.client_transaction_id for each in asks}
-    return next(each for number in count(1) if (each := derive_id("form", key, number)) not in used)
+    ids = (derive_id("form", key, number) for number in count(1))
+    return next(each for each in ids if each not in used)

@@ -112,16 +112,17 @@ class RateLimit:
         Only the first 429 of a round of requests doubles the slowdown. A later one pauses by its own `Retry-After`.
         """
         pause, backoff = retry_after, self._backoff
-        if made_at > self._slowed_at:
+        if made_at > self._slowed_at:  # the first of its round
             self._slowed_at = now
-            before = self.gap
+            present_gap = self.gap
             if backoff.measures_rate and self._recent:
-                before = max(before, (now - self._recent[0]) / len(self._recent))
-            self._slowdown = min(max(2 * before, FIRST_SLOWDOWN), backoff.most_slowdown)
+                present_gap = max(present_gap, (now - self._recent[0]) / len(self._recent))
+            self._slowdown = min(max(2 * present_gap, FIRST_SLOWDOWN), backoff.most_slowdown)
             self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:
-                by_slowdown = self._slowdown if self._known_gap else min(PAUSE * self._slowdown, MOST_PAUSE)
-                pause = by_slowdown if backoff.pause is None else backoff.pause
+                pause = backoff.pause
+            if pause is None:
+                pause = self._slowdown if self._known_gap else min(PAUSE * self._slowdown, MOST_PAUSE)
         if pause is not None:
             self.pause(now, pause)
 

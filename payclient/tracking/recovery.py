@@ -128,7 +128,7 @@ def is_abandoned(record: Record) -> bool:
 
 
 async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float | None]:
-    """Return when an unpaid attempt is queried once more: None, now, for a notification; in UTC, for what exists."""
+    """Return when an unpaid attempt is queried once more: None, now, if notified; a UTC time if refused as existing."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
     is_late = notified_at is not None and notified_at >= decided_at

@@ -228,14 +228,14 @@ class Confirmer:
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
             # A browser's word may be forged: only a report of a query is the service's word.
-            named = FoundPending if current.transaction_id in form.accepted_at else Returned
-            event = named(at=self._clock.time(), transaction_id=current.transaction_id)
+            event_type = FoundPending if current.transaction_id in form.accepted_at else Returned
+            event = event_type(at=self._clock.time(), transaction_id=current.transaction_id)
             form.record = await self._asks.write(record, event)
             # Events of a return that the ledger could not take are written later, those of a query with the next try.
-            current.on_record = named is Returned or current.transaction_id in form.record.candidate_ids
+            current.on_record = event_type is Returned or current.transaction_id in form.record.candidate_ids
 
     def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:
-        """Note that a request has ended, and plan the next one; forget a form that needs none."""
+        """Note the end of a request as `ReturnedForm.end_request` does; plan the next one, or to forget the form."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(current, now, settled=settled, wait=wait)
         if given_up:
@@ -243,7 +243,8 @@ class Confirmer:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
             polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
-            if polling_ended and self._clock.time() < policy.closed_until(record):
+            may_be_paid = self._clock.time() < policy.closed_until(record)
+            if polling_ended and may_be_paid:
                 # A confirmation may have been carried out: query until there is an answer.
                 form.begin(None, now)
         self._poller.plan_form(form)

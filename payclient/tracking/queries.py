@@ -181,7 +181,7 @@ class StatusQueries:
         return is_taken
 
     async def _alarm_if_corrected(self, before: Record, after: Record, reading: Reading) -> None:
-        """Raise the alarm where a person or another process called unpaid what is found paid, while it was queried."""
+        """Raise the alarm of a payment that was found after a person or another process called the ask unpaid."""
         is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
         is_overtaken = after.version > before.version + len(reading.events)
         if not is_payment or not (is_overtaken or before.state.decided):

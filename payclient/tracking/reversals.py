@@ -34,7 +34,8 @@ async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bo
     """Return whether what was just undone is surely this sale, and nothing else of it is open or paid.
 
     Under other credentials it may be another account's. Another transaction may be there because a proxy repeated the
-    POST. With `unless_paid` a sale that is paid was not undone: the customer was quicker.
+    POST. With `unless_paid` a sale that is paid was not undone: the customer was quicker. Else "accepted" may be
+    older than the reversal, which the service has called done.
     """
     policy, can_see = poller.policy, poller.queries.can_see
     if policy.can_query and not can_see(record):

@@ -219,19 +219,20 @@ async def _settle(
     for each in writes:
         found, others = known.get(each.identifier, []), asks.get(each.record.purchase, [])
         try:
-            if await _may_try_again(database, each, found, others, fault):
+            if await _answer_or_try_again(database, each, found, others, fault):
                 again.append(each)
         except (PayError, PurchaseHeldError) as error:
             each.fail(error)
     return again
 
 
-async def _may_try_again(
+async def _answer_or_try_again(
     database: Database, write: Write, attempts: list[Record], asks: list[Record], fault: PayError | None
 ) -> bool:
-    """Return whether to try a write again. The ledger's records decide: they may be newer than the caller's.
+    """Answer a write, raise the error that is its answer, or return True where it is tried again.
 
-    If not, answer it, or raise the error that is its answer.
+    The ledger's records decide: they may be newer than the caller's. `fault`: why the database did not take the write;
+    None: rows of the database forbade it.
     """
     event, row = write.event, write.row
     write.tries += 1

@@ -98,8 +98,8 @@ class MemoryLedger(Ledger):
 
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         await self.drop_links(now)
-        keys = self._purchases.get(purchase, ())
-        return {key[0]: self._links[key][0] for key in keys if key in self._links}
+        kept = [key for key in self._purchases.get(purchase, ()) if key in self._links]
+        return {identifier: self._links[identifier, attempt][0] for identifier, attempt in kept}
 
     async def drop_links(self, now: float) -> float | None:
         kept = self._links.items()

@@ -200,10 +200,10 @@ class PostgresWriter(Writer):
                 if digest_key != self._digest_key:
                     raise LedgerUnavailableError("another ledger has taken this one's place")
                 await self._database.fetch("wait_for_own", (self.owner,))
-                self._worked()
+                self._log_recovery()
             except Exception as error:  # whatever it is must not end the task
                 self._lose()
-                self._failed(fault := unavailable(error, "reached"))
+                self._log_failure(fault := unavailable(error, "reached"))
                 if self.loop.time() >= until:
                     raise fault from None
         return self._database
@@ -218,7 +218,7 @@ class PostgresWriter(Writer):
             await read(database, operations)
         except Exception as error:  # every waiting caller gets an answer
             self._lose()
-            self._failed(fault := unavailable(error, "read or written"))
+            self._log_failure(fault := unavailable(error, "read or written"))
             fail(operations, fault)
         resolve(operations)
         if (news := _news(writes)) and self._database is not None:

@@ -123,8 +123,8 @@ class SqliteDatabase:
         return self._is_wiped
 
     def _wipe(self) -> None:
-        # Pages that a reader still needs are wiped another time: waiting for its end would hold up all permits.
-        self._connection.execute("PRAGMA busy_timeout = 0")
+        """Empty the write-ahead log, which may hold deleted links. While a reader needs it, do so another time."""
+        self._connection.execute("PRAGMA busy_timeout = 0")  # waiting would hold up all permits
         try:
             is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self._is_wiped = not is_busy
@@ -239,7 +239,7 @@ class SqliteWriter(Writer):
                 async with database.exclusive_transaction():
                     await write(database, writes, [])
             except Exception as error:  # any failure: nothing was committed
-                self._failed(fault := unavailable(error, "written"))
+                self._log_failure(fault := unavailable(error, "written"))
                 for each in writes:
                     each.fail(fault)
             else:
@@ -257,11 +257,11 @@ class SqliteWriter(Writer):
             if permits or self._failing_since is not None:
                 database.check_in_place()
         except LedgerUnavailableError as error:
-            self._failed(error)
+            self._log_failure(error)
             for each in permits:
                 each.fail(error)
         else:
-            self._worked()
+            self._log_recovery()
 
 
 class SqliteLedger(StoredLedger):

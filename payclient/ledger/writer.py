@@ -66,7 +66,7 @@ class Writer:
         """Stop, for a ledger that was not closed; also called by the garbage collector and at exit."""
         raise NotImplementedError
 
-    def _failed(self, fault: BaseException) -> None:
+    def _log_failure(self, fault: BaseException) -> None:
         """Log that the database takes nothing: one line a minute, however many operations fail."""
         now = self.loop.time()
         if self._failing_since is None:
@@ -76,7 +76,7 @@ class Writer:
             what = "%s, for %.0f s so far: nothing is sent until it can be"
             log("error", "ledger_unavailable", "", what, fault, now - self._failing_since)
 
-    def _worked(self) -> None:
+    def _log_recovery(self) -> None:
         """Log the end of an outage whose begin was logged."""
         since, self._failing_since = self._failing_since, None
         if since is not None and self._logged_at >= since:

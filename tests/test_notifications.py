@@ -16,6 +16,7 @@ import payclient
 from fake_service import (
     PROFILE,
     FakeService,
+    Script,
     error_of,
     events_of,
     hint,
@@ -176,13 +177,18 @@ async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(servic
         assert pending.state is State.PENDING
 
 
-async def test_without_a_status_source_a_notification_ends_the_wait(service: FakeService) -> None:
+@pytest.mark.parametrize(
+    ("script", "state"), [(FakeService.take, State.PENDING), (lost_answer, State.UNKNOWN)], ids=str
+)
+async def test_without_a_status_source_a_notification_ends_the_wait(
+    service: FakeService, script: Script, state: payclient.State
+) -> None:
     """Nobody can be asked: the wait ends with `paid` None and `notified_at` set, and says no more than that."""
-    async with selling(service, profile=payclient.DOCUMENT) as (tracker, pending):
+    async with selling(service, script, profile=payclient.DOCUMENT) as (tracker, pending):
         await service.clock.advance(20)
         assert await tracker.notify(hint()) is Receipt.MATCHED
         outcome = await outcome_of(service, pending, seconds=2)
-    assert (outcome.state, outcome.paid) == (State.PENDING, None)
+    assert (outcome.state, outcome.paid) == (state, None)
     assert outcome.notified_at is not None
 
 

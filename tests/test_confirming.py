@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from itertools import repeat
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -444,6 +445,17 @@ async def test_a_forged_id_keeps_no_declined_form_open(service: FakeService) -> 
         declined = service.pay("form-1", transactionStatus="Canceled")
         outcome = await passing(service, tracker.returned(declined))
         assert (outcome.paid, outcome.state) == (False, State.CANCELLED)
+
+
+async def test_a_forged_id_is_left_alone_though_the_ledger_cannot_be_read(service: FakeService) -> None:
+    failures: Iterator[bool] = iter(())
+    async with prepared(
+        service, ledger=FailingLedger(lambda name: name == "get" and next(failures, False))
+    ) as tracker:
+        await passing(service, tracker.returned(back(999)))
+        failures = repeat(True, 30)
+        await service.clock.advance(60)
+    assert service.confirms == {999: MOST_REFUSALS}
 
 
 async def test_a_payment_that_is_named_amid_a_flood_is_confirmed(service: FakeService) -> None:

@@ -31,6 +31,7 @@ from fake_service import (
     held_by,
     hint,
     lost_answer,
+    lost_request,
     outcome_of,
     pending_of,
     record_in,
@@ -365,6 +366,22 @@ async def test_what_a_person_refused_elsewhere_and_is_paid_is_an_alarm(
         await service.clock.advance(60)
     assert (await record_in(ledger)).state is State.ACCEPTED
     assert alarms(caplog) == ["order-17: refused, and yet accepted"]
+
+
+async def test_what_was_sent_again_elsewhere_and_is_paid_is_found_here(service: FakeService) -> None:
+    """The process that sent it first has heard of nothing since: its own query shows it the newer attempt."""
+    ledger = DeafLedger()
+    async with (
+        selling(service, lost_request, ledger=ledger) as (deaf, _),
+        tracking(service, SharedLedger(ledger)) as other,
+    ):
+        await other.resolve("order-17", as_="refused", actor="Ana", reason="called")
+        pending = await other.sale(sale())
+        service.decide("Aceptado")
+        assert (await pending.check()).paid
+        await service.clock.advance(60)
+        assert not deaf.open_sales()
+        assert (await pending_of(deaf)).outcome.paid
 
 
 @in_virtual_time

@@ -329,8 +329,7 @@ class OpenAsks:
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
             # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
-            is_named = record.notified_at is not None or record.candidate_ids
-            self.leases.defer(record.client_transaction_id, 0.0 if is_named else A_YEAR)
+            self.leases.defer(record.client_transaction_id, A_YEAR if record.notified_at is None else 0.0)
 
     def _end_follow_up(self, record: Record) -> None:
         if self.leases is not None:

@@ -348,6 +348,7 @@ async def test_changes(ledger: Ledger) -> None:
     assert [change.after for change in feed] == [State.EXPIRED, State.CANCELLED, State.ACCEPTED]
     assert await ledger.changes(limit=1) == feed[:1]
     assert await ledger.changes(since=feed[0].cursor) == feed[1:]
+    assert await ledger.changes(since=feed[0].cursor, limit=1) == feed[1:2]
     assert await ledger.changes(since=feed[-1].cursor) == []
     assert set(feed) <= set(await ledger.history("order-1"))
     # Nobody may take for paid what is about to be given back.

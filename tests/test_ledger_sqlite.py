@@ -224,6 +224,9 @@ async def test_reading_goes_by_keys(path: Path) -> None:
     tables = {"attempts", "changes", "archived"}
     for name, values, sorts in (
         ("attempts", ("a",), False),
+        ("asks", ("a",), True),
+        ("links", ("a", 0.0), False),
+        ("taken_by", (7, b"", "a"), False),
         ("unfinished", (), True),
         ("records", (0, 1), True),
         ("history", ("a",), True),

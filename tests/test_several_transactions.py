@@ -587,6 +587,28 @@ async def test_a_later_attempt_that_another_process_sends_does_not_end_the_look(
         assert (await pending_of(tracker)).state is State.ACCEPTED
 
 
+async def test_an_answer_about_an_earlier_attempt_leaves_who_waits_for_the_newer_one(
+    service: FakeService,
+) -> None:
+    """It was on its way as a person refused that one, and the sale was sent again."""
+    gate = Gate()
+    service.scripts = [lost_request]
+    async with (
+        tracking(service, transport=gate.before(service, "order-17")) as tracker,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task((await tracker.sale(sale())).check())
+        await gate.there.wait()
+        await tracker.resolve("order-17", as_="refused", actor="Ana", reason="called")
+        waiting = tasks.create_task((await tracker.sale(sale())).wait())
+        await asyncio.sleep(0)
+        service.decide("Aceptado")
+        gate.go.set()
+        await service.clock.advance(10)
+        assert waiting.done()
+        waiting.cancel()
+
+
 @EXISTS
 async def test_a_later_attempt_on_its_way_does_not_end_the_look(service: FakeService, says: Script) -> None:
     """It is due while the newer one waits for its answer, which refuses that one for itself."""

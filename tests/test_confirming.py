@@ -1394,6 +1394,30 @@ async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(serv
         assert (record.state, record.transaction_id) == (State.ACCEPTED, 5003)
 
 
+async def test_what_was_found_paid_in_an_outage_and_is_given_back_is_not_written(
+    service: FakeService,
+) -> None:
+    failing: set[str] = set()
+
+    def confirmed() -> HttpResponse:
+        failing.add("apply")
+        return answer(200, service.sales[5001])
+
+    service.confirm_scripts = [confirmed]
+    async with prepared(service, ledger=FailingLedger(lambda name: name in failing)) as tracker:
+        await tracker.returned(service.pay("form-1"))
+        service.sales[5001]["transactionStatus"] = "Canceled"
+        await service.clock.advance(20)
+        failing.clear()
+        await service.clock.advance(60)
+        assert await events_of(service.ledger, "form-1") == [
+            "Permitted",
+            "Prepared",
+            "Returned",
+            "FoundCancelled",
+        ]
+
+
 async def test_a_429_to_a_confirmation_slows_the_queries(service: FakeService) -> None:
     """They took the turns of the confirmations that the service wanted fewer of; the next success ends that."""
     async with prepared(service, BLIND) as tracker:

@@ -610,6 +610,25 @@ async def test_an_answer_about_an_earlier_attempt_leaves_who_waits_for_the_newer
 
 
 @EXISTS
+async def test_a_later_refusal_that_is_not_on_record_does_not_end_the_look(
+    service: FakeService, says: Script
+) -> None:
+    """The ledger failed as the newer attempt was refused for itself."""
+    lagging(service, 300)
+    failing: set[str] = set()
+    refused = when(lambda: failing.add("apply"), refuses(5, status=401))
+    service.scripts = [posted(1, says), refused]
+    async with tracking(service, FailingLedger(lambda name: name in failing)) as tracker:
+        for _ in range(2):
+            await error_of(payclient.PayError, tracker.sale(sale()))
+        await service.clock.advance(20)
+        failing.clear()
+        service.decide("Aceptado")
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
+@EXISTS
 async def test_a_later_attempt_on_its_way_does_not_end_the_look(service: FakeService, says: Script) -> None:
     """It is due while the newer one waits for its answer, which refuses that one for itself."""
     lagging(service, 599)

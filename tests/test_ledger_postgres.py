@@ -918,6 +918,19 @@ async def test_closing_as_the_listeners_connection_is_lost(turns: int) -> None:
         await listener.aclose()
 
 
+async def test_look_ups_use_an_index_though_nothing_is_there_yet(postgres: PostgresServer) -> None:
+    """Their plan is kept while the tables grow."""
+    database = await postgres.database()
+    async with opened(postgres.url(database)):
+        pass
+    await postgres.execute(database, "ANALYZE")
+    read = """
+        WITH found AS MATERIALIZED (SELECT FROM payclient.asks('{a}') UNION ALL SELECT FROM payclient.find('{a}'))
+        SELECT count(*), (SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE schemaname = 'payclient') FROM found
+    """
+    assert await postgres.execute(database, read) == [(0, 0)]
+
+
 async def test_who_looks_for_payments_beside_another_reads_the_changes_of_one_purchase(
     postgres: PostgresServer,
 ) -> None:

@@ -610,6 +610,20 @@ async def test_an_answer_about_an_earlier_attempt_leaves_who_waits_for_the_newer
 
 
 @EXISTS
+async def test_a_ledger_that_cannot_be_read_does_not_end_the_look(service: FakeService, says: Script) -> None:
+    lagging(service, 300)
+    failing: set[str] = set()
+    service.scripts = [posted(1, says)]
+    async with tracking(service, FailingLedger(lambda name: name in failing)) as tracker:
+        await error_of(payclient.PayError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        failing.add("get")
+        await service.clock.advance(700)
+        failing.clear()
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
+@EXISTS
 async def test_a_later_refusal_that_is_not_on_record_does_not_end_the_look(
     service: FakeService, says: Script
 ) -> None:

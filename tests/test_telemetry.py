@@ -15,6 +15,7 @@ import payclient
 from fake_ledgers import SharedLedger
 from fake_service import (
     FakeService,
+    Gate,
     Scripted,
     answer,
     error_of,
@@ -201,13 +202,21 @@ async def test_a_sale_that_is_refused_at_once(exported: Exported) -> None:
     assert (point[0], point[1].count) == (labels(payclient__kind="sale", payclient__state="refused"), 1)
 
 
-async def test_a_payment_that_is_given_back_at_once(exported: Exported) -> None:
-    """It is decided once more, by the answer, and nothing follows it."""
-    service = Reversing()
-    async with tracking(service, profile=REVERSIBLE) as tracker:
+@pytest.mark.parametrize("is_waited_for", [False, True])
+async def test_a_payment_that_is_given_back_at_once(exported: Exported, is_waited_for: bool) -> None:
+    """It is decided once more, by the answer, whether or not somebody follows it by then."""
+    service, gate = Reversing(), Gate()
+    async with tracking(
+        service, profile=REVERSIBLE, transport=gate.before(service, "/api/Reverse")
+    ) as tracker:
         pending = await paid(service, tracker)
         exported.instrument(tracker)
-        await tracker.reverse(pending)
+        reversing = asyncio.create_task(tracker.reverse(pending))
+        await gate.there.wait()
+        if is_waited_for:
+            await pending_of(tracker)
+        gate.go.set()
+        await reversing
     (whole,) = [span for span in exported.spans() if span.name == "payclient sale"]
     assert whole.attributes["payclient.state"] == "reversed"
 

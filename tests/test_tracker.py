@@ -308,6 +308,19 @@ async def test_a_status_source_of_the_merchants_own(service: FakeService) -> Non
         assert (outcome.paid, outcome.reason) == (False, None)
 
 
+@pytest.mark.parametrize("named", [None, "order-17"])
+async def test_a_source_that_does_not_name_an_unknown_sale_decides_nothing(
+    service: FakeService, named: str | None
+) -> None:
+    """It may have been asked for something else: no transaction id is known to compare."""
+
+    async def status(_: payclient.TransactionRef) -> payclient.StatusReport | None:
+        return payclient.StatusReport(state="Aceptado", transaction_id=1000, client_transaction_id=named)
+
+    async with selling(service, lost_answer, status=status) as (_, pending):
+        assert (await outcome_of(service, pending)).paid is (None if named is None else True)
+
+
 async def test_the_feed_has_decisions_presumptions_and_corrections(service: FakeService) -> None:
     """`outcomes()` gives EXPIRED, then ACCEPTED, each with its cursor, and goes on from one."""
     profile = attrs.evolve(PROFILE, receipt_fields=("transactionId",))

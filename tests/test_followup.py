@@ -17,6 +17,7 @@ from payclient.events import (
     Exhausted,
     Expired,
     Found,
+    FoundAccepted,
     Lost,
     Notified,
     ProvenAbsent,
@@ -249,6 +250,14 @@ def test_however_often_it_fails_an_ask_is_queried_again_within_32_gaps() -> None
     rules.next_query(ask, 10.0)
     ask.failures = 20
     assert rules.next_look(ask, 10.0) == 10.0 + 32 * 2.0
+
+
+@pytest.mark.parametrize("kind", ["sale", "form"])
+def test_forms_say_nothing_about_how_surely_pushes_are_notified(kind: str) -> None:
+    rules = policy()
+    notified = advance(record(kind), Notified(at=2.0, transaction_id=OURS))
+    rules.note_decision(notified, advance(notified, FoundAccepted(at=3.0, transaction_id=OURS)))
+    assert (rules.notified_share > 0.0) is (kind == "sale")
 
 
 def test_no_more_is_notified_than_all() -> None:

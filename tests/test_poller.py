@@ -213,6 +213,12 @@ async def test_a_short_window_is_queried_as_often_as_a_long_one() -> None:
     assert counts[1] == pytest.approx(counts[0], rel=0.1)
 
 
+async def test_a_wait_for_an_ask_of_a_short_window_is_short(service: FakeService) -> None:
+    """Its last queries come as much earlier."""
+    async with selling(service, profile=attrs.evolve(PROFILE, sale_window=60.0)) as (_, pending):
+        assert (await outcome_of(service, pending, seconds=95)).evidence is Evidence.LAST_QUERY
+
+
 async def test_a_short_window_has_a_short_pause_after_a_401(service: FakeService) -> None:
     """Half a minute would be the whole life of the sale."""
     service.status_scripts = [lambda: refusal(1, status=401)] * 2

@@ -285,6 +285,18 @@ async def test_a_correction_is_no_failure_where_its_history_cannot_be_read(
     assert [each.getMessage() for each in caplog.records] == ["order-17: cancelled, and yet accepted"]
 
 
+async def test_a_payment_of_an_open_sale_reads_no_history(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It corrects nothing, and each sale would cost one more read."""
+    async with selling(service) as (_, pending):
+        read = AsyncMock(wraps=service.ledger.history)
+        monkeypatch.setattr(service.ledger, "history", read)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid
+    assert not read.called
+
+
 async def test_a_payment_that_was_given_back_hides_no_other_one(service: FakeService) -> None:
     """Both of two POSTs were approved, and the portal gave back the one we know: the sale is paid by the other."""
     async with selling(service, posted(1, FakeService.take)) as (tracker, pending):

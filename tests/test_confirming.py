@@ -794,6 +794,18 @@ async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: Fa
         assert (await tracker.returned(query)).paid is False  # reversed meanwhile
 
 
+async def test_a_short_window_is_over_sooner(service: FakeService) -> None:
+    assert BLIND.confirm is not None
+    profile = attrs.evolve(BLIND, confirm=attrs.evolve(BLIND.confirm, window=60.0))
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, profile) as tracker:
+        await tracker.returned(service.pay("form-1"))
+        await service.clock.advance(80)
+        tries = service.confirms[5001]
+        await service.clock.advance(200)
+        assert service.confirms[5001] == tries
+
+
 @pytest.mark.parametrize("setting", ["confirm", "returned"])
 async def test_a_profile_that_lacks_the_names_says_which(service: FakeService, setting: str) -> None:
     none: dict[str, Any] = {setting: None}

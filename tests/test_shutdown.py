@@ -16,7 +16,7 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from fake_ledgers import HookedLedger, SharedLedger, once
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -243,3 +243,17 @@ async def test_a_drain_that_is_no_time_is_refused(drain: Any) -> None:
     with pytest.raises(payclient.ConfigurationError, match="drain must be a finite number of seconds"):
         async with payclient.open_tracker("https://pay.example", "token", drain=drain):
             pass
+
+
+async def test_an_end_that_the_ledger_did_not_take_at_the_close_is_written_all_the_same(
+    service: FakeService,
+) -> None:
+    failures, held = iter([True]), Held()
+    service.scripts = [held]
+    ledger = FailingLedger(lambda name: name == "apply" and next(failures, False))
+    async with tracking(service, ledger) as tracker:
+        sending = asyncio.create_task(tracker.sale(sale()))
+        await held.there.wait()
+        asyncio.get_running_loop().call_soon(held.go.set)
+    await sending
+    assert (await record_in(ledger)).state is State.PENDING

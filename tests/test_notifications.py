@@ -178,7 +178,9 @@ async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(servic
 
 
 @pytest.mark.parametrize(
-    ("script", "state"), [(FakeService.take, State.PENDING), (lost_answer, State.UNKNOWN)], ids=str
+    ("script", "state"),
+    [(FakeService.take, State.PENDING), (lost_answer, State.UNKNOWN)],
+    ids=["pending", "unknown"],
 )
 async def test_without_a_status_source_a_notification_ends_the_wait(
     service: FakeService, script: Script, state: payclient.State

@@ -182,7 +182,8 @@ def _in_use(file: int) -> LedgerInUseError:
     """Return the error that names the process whose id the lock file has."""
     written = os.pread(file, 20, 0).strip()
     owner = int(written) if written.isdigit() else None
-    is_ours = any(os.path.sameopenfile(file, each) for each in _held - {file})
+    with _guard:  # another thread may release one meanwhile
+        is_ours = any(os.path.sameopenfile(file, each) for each in _held - {file})
     if owner == os.getpid() and not is_ours:
         owner = None  # a process of another container, which has the same id there
     who = "another process" if owner is None else f"process {owner}"

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
+    LedgerUnavailableError,
     TrackerClosedError,
     TransitionError,
     UsageError,
@@ -241,17 +242,23 @@ class OpenAsks:
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
-                ask.failures += 1
-                is_too_early = identifier in self.late.kept  # an earlier event is to be written first
-                if ask.failures == 1 and not is_too_early:
-                    what = type(event).__name__
-                    log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
-            else:
-                return True
+                # The ledger may have failed to take an earlier event, without which this one is not allowed.
+                if identifier in self.late.kept and await self.late.write_now(identifier):
+                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
+                if ask.record is before:
+                    raise  # no earlier event was missing
+                self.update(ask, await self.ledger.apply(ask.record, event))
+        except TransitionError:
+            ask.failures += 1
+            if ask.failures == 1:
+                what = type(event).__name__
+                log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
             ask.failures += 1
             ask.recheck()
             self.late.failed(error)
+        else:
+            return True
         return False
 
     async def reread(self, ask: Followed) -> bool:

@@ -122,19 +122,20 @@ class LateWrites:
             if not self.kept:
                 return
 
-    async def write_now(self, client_transaction_id: str) -> None:
-        """Write what the ledger could not take of one id, in the order of time, as far as it takes it."""
+    async def write_now(self, client_transaction_id: str) -> bool:
+        """Write what the ledger could not take of one id, and return whether anything is left."""
         while late := self.kept.get(client_transaction_id):
             record, event = late[0]
             try:
                 await self._write(record, event)
             except Exception as error:  # whatever it is must not end the writing of all
                 self.failed(error)
-                return
+                return True
             if late and late[0][1] is event:
                 del late[0]
             if not late:
                 self.kept.pop(client_transaction_id, None)
+        return False
 
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""

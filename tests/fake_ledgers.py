@@ -157,6 +157,16 @@ def once(hook: Callable[[], object]) -> Callable[[], object]:
     return lambda: hooks.pop()() if hooks else None
 
 
+class ForgetfulLedger(MemoryLedger):
+    """A ledger that forgets its last commits, as a failover to an asynchronous standby does."""
+
+    def forget(self, identifier: str) -> None:
+        """Forget the newest attempt of an id."""
+        self._attempts[identifier].pop()
+        if not self._attempts[identifier]:
+            del self._attempts[identifier]
+
+
 class HookedLedger(MemoryLedger):
     """A ledger in memory; before or after it writes certain events, something happens."""
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, HookedLedger, disk_full, once
+from fake_ledgers import FailingLedger, ForgetfulLedger, HookedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -607,8 +607,8 @@ async def test_what_another_tracker_sent_is_not_sent_again(
 
 async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """The attempt before it was refused, and not this one: it is not called unpaid, and a person is told."""
-    ledger = MemoryLedger()
-    service.scripts = [refuses(99), when(lambda: ledger._attempts["order-17"].pop())]  # noqa: SLF001 - as that does
+    ledger = ForgetfulLedger()
+    service.scripts = [refuses(99), when(lambda: ledger.forget("order-17"))]
     async with tracking(service, ledger) as tracker:
         await error_of(payclient.RefusedError, tracker.sale(sale()))
         pending = await tracker.sale(sale())
@@ -619,8 +619,8 @@ async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytes
 
 async def test_a_form_whose_permit_a_failover_lost_is_not_handed_out(service: FakeService) -> None:
     """Its payment would be confirmed by nobody, and known to nobody."""
-    ledger = MemoryLedger()
-    service.scripts = [when(lambda: ledger._attempts.pop("form-1"))]  # noqa: SLF001 - as that does
+    ledger = ForgetfulLedger()
+    service.scripts = [when(lambda: ledger.forget("form-1"))]
     async with tracking(service, ledger) as tracker:
         await error_of(payclient.LedgerUnavailableError, tracker.prepare(form()))
 

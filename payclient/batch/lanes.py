@@ -163,7 +163,7 @@ class Turns:
         heapq.heappush(self._heap, (sends, -len(lane.rows), lane.place, lane))
 
     def first(self) -> Lane | None:
-        """Return the first lane and leave it in its place; None where there is none."""
+        """Return the first lane, which keeps its place; None: no customer is free."""
         while self._heap:
             *_, place, lane = self._heap[0]
             if place == lane.place:

@@ -9,7 +9,19 @@ import pytest
 
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
-from fake_service import FakeService, error_of, hint, lost_answer, outcome_of, refusal, sale, tracking
+from fake_service import (
+    FakeService,
+    Gate,
+    alarms,
+    error_of,
+    hint,
+    lost_answer,
+    lost_request,
+    outcome_of,
+    refusal,
+    sale,
+    tracking,
+)
 from payclient.ledger import Ledger
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
@@ -141,3 +153,21 @@ async def test_a_ledger_that_fails() -> None:
         assert pending.state == "unknown"
         full = False
         assert (await tracker.resolve("order-17", as_="accepted", **WHO)).paid is True
+
+
+async def test_an_old_query_says_nothing_of_an_attempt_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It was in flight as a person called the sale refused: the payment that it finds is that of the newer attempt."""
+    service, gate = FakeService(), Gate()
+    service.scripts = [lost_request]
+    async with tracking(service, transport=gate.before(service, "order-17")) as tracker:
+        querying = asyncio.ensure_future((await tracker.sale(sale())).check())
+        await gate.there.wait()
+        await tracker.resolve("order-17", as_="refused", **WHO)
+        newer = await tracker.sale(sale())
+        service.decide("Aceptado")
+        gate.go.set()
+        await querying
+        assert (await outcome_of(service, newer)).paid is True
+        events = [change.event for change in await tracker.history("order-17")]
+        assert events == ["Permitted", "Lost", "DecidedRefused", "Permitted", "Created", "FoundAccepted"]
+    assert alarms(caplog) == []

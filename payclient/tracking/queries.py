@@ -79,7 +79,7 @@ class StatusQueries:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
         was_paid = ask.record.state in PAID
         answered, report = await self._request(ask, query)
-        if not answered or _is_overtaken(ask, query, was_paid=was_paid):
+        if not answered or self._is_overtaken(ask, query, was_paid=was_paid):
             return None
         return await self.take(ask, query, report, was_paid=was_paid)
 
@@ -101,7 +101,7 @@ class StatusQueries:
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
                 answered, report = await self._request(ask, by_client_id)
-            if not answered or _is_overtaken(ask, query, was_paid=was_paid):
+            if not answered or self._is_overtaken(ask, query, was_paid=was_paid):
                 return None
             reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
@@ -111,6 +111,21 @@ class StatusQueries:
         if ask.record.state is State.REFUSED and is_pending and self._clock.monotonic() < late:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
+
+    def _is_overtaken(self, ask: Followed, query: TransactionRef, *, was_paid: bool) -> bool:
+        """Return whether the answer to this query may by now be out of date, or about something else.
+
+        Meanwhile another process has found the ask paid, or bound it to another transaction; or a newer attempt was
+        sent, which a query by our id may have found.
+        """
+        record, newest = ask.record, self._asks.find(ask.record.client_transaction_id)
+        is_another = record.transaction_id is not None and query.candidate_id not in (
+            None,
+            record.transaction_id,
+        )
+        by_our_id = query.transaction_id is None and query.candidate_id is None
+        is_newer = by_our_id and newest is not None and newest.record.attempt > record.attempt
+        return is_another or is_newer or (record.state in PAID and not was_paid)
 
     def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:
         """Return the reader of an answer that came just now."""
@@ -219,16 +234,6 @@ class StatusQueries:
         if message not in self._warned:
             self._warned.add(message)
             log("warning", event, client_transaction_id, "%s", message)
-
-
-def _is_overtaken(ask: Followed, query: TransactionRef, *, was_paid: bool) -> bool:
-    """Return whether another process has meanwhile found the ask paid, or bound it to another transaction.
-
-    The answer to this query may then be out of date, or about something else.
-    """
-    tied_to = ask.record.transaction_id
-    is_another = tied_to is not None and query.candidate_id not in (None, tied_to)
-    return is_another or (ask.record.state in PAID and not was_paid)
 
 
 def _alarm(record: Record, reading: Reading) -> None:

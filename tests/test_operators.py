@@ -23,6 +23,7 @@ from fake_service import (
     tracking,
 )
 from payclient.ledger import Ledger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
 
@@ -171,3 +172,34 @@ async def test_an_old_query_says_nothing_of_an_attempt_after_it(caplog: pytest.L
         events = [change.event for change in await tracker.history("order-17")]
         assert events == ["Permitted", "Lost", "DecidedRefused", "Permitted", "Created", "FoundAccepted"]
     assert alarms(caplog) == []
+
+
+async def test_a_late_payment_of_an_older_attempt_leaves_the_newer_one_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A query by what was notified was in flight as a person called the older one refused: it was paid all the same."""
+    service, gate = FakeService(), Gate()
+    service.first_id, service.scripts = 2000, [lost_request]
+
+    async def hold_first(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path.endswith("/1000") and not gate.there.is_set():
+            await gate()
+            service.add_sale(1000)
+        return await service(request, before_send)
+
+    async with tracking(service, transport=hold_first) as tracker:
+        await tracker.sale(sale())
+        await tracker.notify(hint(1000))
+        await gate.there.wait()
+        await tracker.resolve("order-17", as_="refused", **WHO)
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await service.clock.advance(5)
+        waiting = asyncio.ensure_future((await sending).wait())
+        await asyncio.sleep(0)
+        gate.go.set()
+        await service.clock.advance(5)
+        service.decide("Aceptado", 2000)
+        await service.clock.advance(60)
+        assert waiting.done()
+        assert (await waiting).transaction_id == 2000
+    assert alarms(caplog) == ["order-17: refused, and yet accepted"]

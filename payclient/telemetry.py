@@ -202,7 +202,7 @@ def _make_gauges(meter: Meter, meter_provider: MeterProvider | None) -> None:
         return {each for given, each in _observed if provider_of(given) is provider}
 
     def all_followed() -> Iterable[tuple[OpenAsks, Followed]]:
-        return ((each, ask) for each in observed() for ask in each.all() if not ask.elsewhere)
+        return ((each, ask) for each in observed() for ask in each.all() if not ask.followed_elsewhere)
 
     def read_asks(_: CallbackOptions) -> Iterable[Observation]:
         if all(each.closed for each in observed()):

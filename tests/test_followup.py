@@ -183,7 +183,7 @@ def test_a_wait_ends_where_the_service_or_the_ask_alone_fails(
 def test_whoever_waits_for_anothers_unknown_sale_lets_its_absence_be_proven() -> None:
     """The process that has its lease makes the two queries of the proof; only later it must have ended."""
     ask = follow(policy(), record(state=State.UNKNOWN))
-    ask.elsewhere = True
+    ask.followed_elsewhere = True
     assert policy().next_look(ask, 400.0) == 1.2 * 600.0 + LEASE
 
 
@@ -208,7 +208,7 @@ def test_whoever_waits_for_another_process_does_so_for_a_bounded_time(
 ) -> None:
     """Then it queries by itself."""
     ask = follow(rules, kept)
-    ask.elsewhere = True
+    ask.followed_elsewhere = True
     when = rules.next_look(ask, now)
     assert when is not None
     assert now < when <= max(now, ask.expires + 1000.0) + LEASE

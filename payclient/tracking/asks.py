@@ -143,15 +143,15 @@ class OpenAsks:
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
                 self.update(ask, record)
-            if ask.elsewhere:
-                ask.elsewhere = self.is_elsewhere(record)  # its lease may be ours by now
-                if not ask.elsewhere or not ask.is_planned:  # a new wait must end, too
+            if ask.followed_elsewhere:
+                ask.followed_elsewhere = self.is_followed_elsewhere(record)  # its lease may be ours by now
+                if not ask.followed_elsewhere or not ask.is_planned:  # a new wait must end, too
                     self.plan(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
             return None
         ask = self.add(record)
-        ask.elsewhere = self.is_elsewhere(record)
+        ask.followed_elsewhere = self.is_followed_elsewhere(record)
         self.plan(ask)
         return ask
 
@@ -187,9 +187,9 @@ class OpenAsks:
         A SENDING ask came here by an old handle: an attempt that is being sent is not followed yet.
         """
         ask = self._asks.get(client_transaction_id)
-        if ask is None or ask.elsewhere or ask.record.state.decided or ask.record.state is State.SENDING:
+        if ask is None or ask.followed_elsewhere or ask.record.state is State.SENDING:
             return None
-        return ask
+        return None if ask.record.state.decided else ask
 
     def all(self) -> Iterator[Followed]:
         """Return every open ask."""
@@ -218,13 +218,13 @@ class OpenAsks:
 
     def _defer_lease(self, ask: Followed, seconds: float) -> None:
         """Put the renewal of an expired ask's lease off until its next look, in so many seconds."""
-        if self.leases is None or ask.elsewhere or ask.record.state is not State.EXPIRED:
+        if self.leases is None or ask.followed_elsewhere or ask.record.state is not State.EXPIRED:
             return
         if not self.policy.can_query:  # another process may query it: after an upgrade, say
             seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
         self.leases.defer(ask.record.client_transaction_id, seconds)
 
-    def is_elsewhere(self, record: Record) -> bool:
+    def is_followed_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""
         return self.leases is not None and not self.leases.is_here(record.client_transaction_id)
 
@@ -297,11 +297,11 @@ class OpenAsks:
         self._begin_anew(ask, before, record)
         self.touch()
         # Another process that follows the ask calls its own `on_change`.
-        is_ours = not ask.elsewhere and record.attempt == before.attempt
+        is_ours = not ask.followed_elsewhere and record.attempt == before.attempt
         if self.on_change is not None and is_ours:
             self.on_change(before, record)
         if record.state.decided:
-            ask.elsewhere = False  # a query that is still planned is made here
+            ask.followed_elsewhere = False  # a query that is still planned is made here
             self.policy.note_decision(before, record)
             self._end_follow_up(record)
             self.wake(ask)
@@ -317,7 +317,7 @@ class OpenAsks:
             ask.exhausted, ask.final_queries = False, 0
             if record.notified_at is not None:
                 ask.notified_queries = 0
-            if ask.task is None and not ask.elsewhere:  # else its next look is planned already
+            if ask.task is None and not ask.followed_elsewhere:  # else its next look is planned already
                 self.plan(ask)
 
     def note_written(self, record: Record, before: Record | None = None) -> None:

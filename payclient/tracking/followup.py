@@ -158,8 +158,8 @@ class Followed(Scheduled):
     candidates: dict[int, Candidate] | None = None
 
     # Who follows it, and who waits for it
-    #: Another process follows it; here it is only waited for.
-    elsewhere: bool = False
+    #: Whether another process follows it; here it is only waited for.
+    followed_elsewhere: bool = False
     #: The futures of those who wait.
     waiters: set[Any] | None = None
 
@@ -373,8 +373,8 @@ class Policy:
         can_query = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
-        if ask.elsewhere:
-            return self._end_elsewhere(ask, now)
+        if ask.followed_elsewhere:
+            return self._ended_elsewhere(ask, now)
         if is_first and record.notified_at is not None and record.state is PENDING and not ask.exhausted:
             # A notification came before the answer to our POST.
             ask.notified_queries, ask.exhausted = 0, not can_query
@@ -468,7 +468,7 @@ class Policy:
             return max(ask.expires + NORMAL_WINDOW * self.scale, proven)
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
-    def _end_elsewhere(self, ask: Followed, now: float) -> float:
+    def _ended_elsewhere(self, ask: Followed, now: float) -> float:
         """Return when another process has surely made its last queries of an ask, though it claimed the ask late."""
         end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:

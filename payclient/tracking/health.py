@@ -76,7 +76,7 @@ async def probe(poller: Poller) -> Health:
             asks.late.failed(error)
     followed, unknown = 0, []
     for number, ask in enumerate(asks.all(), 1):
-        if not ask.elsewhere:
+        if not ask.followed_elsewhere:
             followed += 1
             if ask.record.state is State.UNKNOWN:
                 unknown.append(ask.record.created_at)

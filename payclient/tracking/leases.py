@@ -232,11 +232,11 @@ class Leases:
         held = await self._ledger.held()
         self.ours = held | (self.ours - before)  # those that came while the ledger was read
         for ask in self._asks.all():
-            if not ask.elsewhere and self._asks.is_elsewhere(ask.record):
-                ask.elsewhere = True
+            if not ask.followed_elsewhere and self._asks.is_followed_elsewhere(ask.record):
+                ask.followed_elsewhere = True
                 self._asks.plan(ask)
         find = self._asks.find
-        unfollowed = [each for each in held if (known := find(each)) is None or known.elsewhere]
+        unfollowed = [each for each in held if (known := find(each)) is None or known.followed_elsewhere]
         # What is new here was claimed, and the answer was lost: it is taken over next, a form too.
         self._untaken.update(set(unfollowed) - before)
         for begin in range(0, len(unfollowed), PAGE):

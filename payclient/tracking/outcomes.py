@@ -214,7 +214,7 @@ class PendingSale:
         ask = asks.follow(record)
         if ask is None:
             return await self._learn(await settled(asks, record))
-        if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
+        if (ask.exhausted and not ask.record.state.decided) or ask.followed_elsewhere:
             # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)

@@ -123,7 +123,7 @@ class Poller:
 
         With `again` an earlier notification said the same: one query follows, at least a second after the last one.
         """
-        if self.asks.find(record.client_transaction_id) is None and self.asks.is_elsewhere(record):
+        if self.asks.find(record.client_transaction_id) is None and self.asks.is_followed_elsewhere(record):
             if self.asks.leases is not None:
                 self.asks.leases.claim_soon()  # the process that follows it learns of it too, if there is one
             return
@@ -133,7 +133,7 @@ class Poller:
         if not self.policy.can_query:
             self.asks.wake(ask, exhausted=True)
             self.asks.plan(ask)
-        elif not ask.elsewhere:
+        elif not ask.followed_elsewhere:
             if not again:
                 ask.notified_queries = 0
             elif ask.notified_queries is None:
@@ -233,12 +233,12 @@ class Poller:
         policy = self.policy
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
-        elif ask.elsewhere:
+        elif ask.followed_elsewhere:
             # The process that has it should have ended by now.
             is_wanted = ask.waiters or ask.recheck_at < math.inf
             if is_wanted and self.asks.leases is not None:
                 self.asks.leases.without_lease.add(ask.record.client_transaction_id)
-                ask.elsewhere = False
+                ask.followed_elsewhere = False
                 self.asks.plan(ask)
             else:
                 self.asks.drop(ask)  # the next call that needs the ask reads it from the ledger
@@ -304,7 +304,7 @@ class Poller:
             work = None if current is None else self.confirmer.request(item, current)
         elif not isinstance(item, Followed):
             self.rate.note_request(now)  # its caller makes it
-        elif not item.task and self.asks.has(item) and (started or not item.elsewhere):
+        elif not item.task and self.asks.has(item) and (started or not item.followed_elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
             if not isinstance(item, Followed) or self.policy.has_id(item.record):
@@ -376,7 +376,7 @@ class Poller:
     def handle(self, record: Record) -> PendingSale:
         """Return the handle of an attempt, which is followed from now on."""
         # A sale that is being sent here is followed by its sender.
-        sending = record.state is State.SENDING and not self.asks.is_elsewhere(record)
+        sending = record.state is State.SENDING and not self.asks.is_followed_elsewhere(record)
         return PendingSale(self, record, None if sending else self.asks.follow(record))
 
     async def check(self, record: Record) -> Outcome:
@@ -411,7 +411,7 @@ class Poller:
         if ask is None or not self.policy.can_query:
             return
         now = self.clock.monotonic()
-        if ask.elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
+        if ask.followed_elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
             ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
         if ask.exhausted or awaits_last_query(ask.record):
             self.start_work(self._query_soon(ask))

@@ -30,12 +30,12 @@ def _one_id(record: Record, by_transaction_id: object) -> dict[str, Any]:
     return {"client_transaction_id": record.client_transaction_id}
 
 
-async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bool:
+async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -> bool:
     """Return whether what was just undone is surely this sale, and nothing else of it is open or paid.
 
     Under other credentials it may be another account's. Another transaction may be there because a proxy repeated the
-    POST. With `unless_paid` a sale that is paid was not undone: the customer was quicker. Else "accepted" may be
-    older than the reversal, which the service has called done.
+    POST. With `accepted_counts` a sale that is accepted was not undone: the customer was quicker. Without it "accepted"
+    may be older than the reversal, which the service has called done.
     """
     policy, can_see = poller.policy, poller.queries.can_see
     if policy.can_query and not can_see(record):
@@ -53,7 +53,7 @@ async def _is_undone(poller: Poller, record: Record, *, unless_paid: bool) -> bo
     if report is None or report.state == "Cancelado":
         return can_see(record)  # the token may be renewed since
     is_ours = {report.transaction_id, *report.others} <= {None, record.transaction_id}
-    return is_ours and not (unless_paid and report.state == "Aceptado")
+    return is_ours and not (accepted_counts and report.state == "Aceptado")
 
 
 async def _check_anew(poller: Poller, record: Record) -> Outcome:
@@ -87,7 +87,7 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
     cancel = poller.session.profile.cancel
     try:
         await poller.session.cancel(**_one_id(record, cancel and cancel.by_transaction_id))
-        is_undone = await _is_undone(poller, record, unless_paid=True)
+        is_undone = await _is_undone(poller, record, accepted_counts=True)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
     if is_undone:
@@ -169,7 +169,7 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
             return Outcome.of(permitted)
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
-    if not await _is_undone(poller, permitted, unless_paid=False):
+    if not await _is_undone(poller, permitted, accepted_counts=False):
         return await poller.check(permitted)
     given_back = Reversed(at=clock.time(), reversed_id=permitted.transaction_id)
     return Outcome.of(await asks.write(permitted, given_back))

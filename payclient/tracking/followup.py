@@ -143,7 +143,7 @@ class Followed(Scheduled):
     final_at: float = NEVER
     #: Every query that a wait hopes for has been made.
     exhausted: bool = False
-    #: When a decided ask is queried once more by our own id; infinity: no more.
+    #: When a decided ask is queried once more by its client transaction id; infinity: no more.
     recheck_at: float = float("inf")
     #: Whether a decided ask is queried once more at its next turn, by what was named to it.
     recheck_soon: bool = False
@@ -172,15 +172,15 @@ class Followed(Scheduled):
     def next_candidate(self) -> int | None:
         """Return the candidate id of the next query; None: it goes by the client transaction id.
 
-        Queries by a candidate id, the least queried first, alternate with those by the client transaction id. After the
+        The two kinds of queries alternate. The least queried candidate comes first, of several the latest. After the
         first proof of absence every candidate is queried once, before the second proof.
         """
         if self.absent_at is None and self.by_client_id_next:
             return None
-        return min(reversed(self.unqueried()), key=lambda each: self.about(each).queries, default=None)
+        return min(reversed(self.candidates_left()), key=lambda each: self.about(each).queries, default=None)
 
-    def unqueried(self) -> list[int]:
-        """Return the candidate ids, without those that were queried since the first proof of absence."""
+    def candidates_left(self) -> list[int]:
+        """Return all candidate ids; after a first proof of absence only those that were not queried since."""
         named = [each for each in self.record.candidate_ids if each != DROPPED]
         absent_at = self.absent_at
         return [each for each in named if absent_at is None or self.about(each).queried_at < absent_at]
@@ -255,12 +255,12 @@ class Policy:
         by_its_id = status is not None and status.by_transaction_id is not None
         #: Whether a query can go by a transaction id.
         self.by_transaction_id: bool = own_source or by_its_id
-        #: Whether a query of the service can go by our own id.
+        #: Whether the service can be queried by client transaction id.
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
-        #: Whether a query can always be made, also of a form: a user's own source chooses the id.
-        self.by_our_id: bool = own_source or self.by_client_id
+        #: Whether any attempt can be queried, also without a transaction id: a user's own source chooses the id.
+        self.can_always_query: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
         #: Whether a ledger that others share has compared this machine's clock with theirs. Not once it has jumped.
@@ -286,7 +286,7 @@ class Policy:
         is_found_by_id = record.transaction_id is not None and self.by_transaction_id
         is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
-        return record.kind == "sale" or self.by_our_id or is_reversal_found or not self.can_query
+        return record.kind == "sale" or self.can_always_query or is_reversal_found or not self.can_query
 
     def can_find(self, record: Record) -> bool:
         """Return whether an id to query by is known of the attempt. An open form's may yet be: from its browser."""
@@ -294,10 +294,10 @@ class Policy:
         return self.has_id(record) or (self.by_transaction_id and is_open_form)
 
     def has_id(self, record: Record) -> bool:
-        """Return whether a query can be made now: by our id, or by a transaction's."""
+        """Return whether a query can be made now: by client transaction id, or by the id of a transaction."""
         named = record.candidate_ids if record.kind == "sale" else ()
         is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
-        return self.by_our_id or (self.by_transaction_id and is_named)
+        return self.can_always_query or (self.by_transaction_id and is_named)
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -414,14 +414,14 @@ class Policy:
             return max(soonest, self._final_due(ask))
         if self.reversal_may_be_on_its_way(ask, ask.queried_at):
             return max(now, self._reversal_ended(ask))  # "accepted" does not count before
-        return self._proof(ask, now) if may_be_absent(ask.record) else None
+        return self._absence_query_due(ask, now) if may_be_absent(ask.record) else None
 
-    def _proof(self, ask: Followed, now: float) -> float | None:
-        """Return when to query for a proof that an unknown sale is absent: two queries that are late enough."""
+    def _absence_query_due(self, ask: Followed, now: float) -> float | None:
+        """Return when to query an unknown sale for one of two late "not found"; None: that query was made."""
         due = ask.begun + self.absent_after
         soonest = ask.queried_at + self.least_gap * backoff(ask)
         if ask.absent_at is not None:
-            if ask.unqueried():
+            if ask.candidates_left():
                 return max(now, soonest)
             due = self.second_proof_due(ask.absent_at)
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
@@ -493,23 +493,23 @@ class Policy:
         return TransactionRef(
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,
-            candidate_id=self._next_candidate(ask, now),
+            candidate_id=self._choose_candidate(ask, now),
             kind=record.kind,
         )
 
-    def _next_candidate(self, ask: Followed, now: float) -> int | None:
+    def _choose_candidate(self, ask: Followed, now: float) -> int | None:
         """Return the candidate id of the query made now, and note the query. None: the query goes by another id."""
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
-        # A sale that a person accepted is queried by our own id: its candidates may be forged.
+        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
         by_candidate = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
         candidate_id = ask.next_candidate() if by_candidate else None
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
-        # Without queries by our own id a query by a candidate counts as one by our own id.
-        ask.by_client_id_next = candidate_id is not None and self.by_our_id
+        # Where only transaction ids can be queried, a query by a candidate counts as one by client transaction id.
+        ask.by_client_id_next = candidate_id is not None and self.can_always_query
         if not ask.by_client_id_next:
             ask.client_queried_at = now
         return candidate_id

@@ -143,7 +143,7 @@ class Poller:
     def recheck(self, record: Record, *, after: float | None = None) -> None:
         """Query a decided ask once more, for a correction: as soon as its turn comes, by what was named to it.
 
-        With `after` by our own id, after so many seconds.
+        With `after` by client transaction id, after so many seconds.
         """
         if not self.policy.can_find(record) or self.asks.closed:
             return
@@ -264,7 +264,7 @@ class Poller:
             return  # its query plans the next look
         if ask.recheck_soon or now >= ask.recheck_at:
             # Each has a query of its own: that of a hint goes by what it named.
-            ask.by_client_id_next = self.policy.by_our_id and not ask.recheck_soon
+            ask.by_client_id_next = self.policy.can_always_query and not ask.recheck_soon
             if not ask.recheck_soon:
                 ask.recheck_at = math.inf
             ask.recheck_soon = False
@@ -385,7 +385,7 @@ class Poller:
         ask = self.asks.follow(record)
         if ask is None and record.state is State.ACCEPTED and self._may_query_now(record):
             ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
-        if ask is None or ask.record.state.decided is not record.state.decided:
+        if ask is None or ask.record.state.decided is not record.state.decided:  # changed since
             return await settled(self.asks, record)
         report = await self._query_soon(ask)
         return Outcome.of(ask.record, report=report or ask.report)

@@ -116,16 +116,15 @@ class StatusQueries:
         """Return whether the answer to this query may by now be out of date, or about something else.
 
         Meanwhile another process has found the ask paid, or bound it to another transaction; or a newer attempt was
-        sent, which a query by our id may have found.
+        sent, which a query by client transaction id may have found.
         """
-        record, newest = ask.record, self._asks.find(ask.record.client_transaction_id)
-        is_another = record.transaction_id is not None and query.candidate_id not in (
-            None,
-            record.transaction_id,
-        )
-        by_our_id = query.transaction_id is None and query.candidate_id is None
-        is_newer = by_our_id and newest is not None and newest.record.attempt > record.attempt
-        return is_another or is_newer or (record.state in PAID and not was_paid)
+        record, bound_to = ask.record, ask.record.transaction_id
+        newest = self._asks.find(record.client_transaction_id)
+        by_client_id = query.transaction_id is None and query.candidate_id is None
+        is_of_another = bound_to is not None and query.candidate_id not in (None, bound_to)
+        is_of_a_newer = by_client_id and newest is not None and newest.record.attempt > record.attempt
+        is_paid_since = record.state in PAID and not was_paid
+        return is_of_another or is_of_a_newer or is_paid_since
 
     def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:
         """Return the reader of an answer that came just now."""
@@ -164,7 +163,7 @@ class StatusQueries:
         return False, None
 
     async def status(self, query: TransactionRef) -> StatusReport | None:
-        """Query by a transaction id if possible, else by ours. Raises what the session or a user's source raises."""
+        """Query by a transaction id if possible, else by client transaction id. Raises as its source does."""
         if self.source is not None:
             report = await within(self._clock, self._policy.total_timeout, self.source(query))
             return None if report is None else _storable(report)
@@ -283,7 +282,7 @@ def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str,
     newest = attempts[::-1]
     named = ((one.kind, each) for one in newest for each in reversed(one.candidate_ids) if each != DROPPED)
     ids: list[tuple[str, int | None]] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
-    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.by_our_id else ids
+    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.can_always_query else ids
 
 
 class Refusals:
@@ -307,26 +306,26 @@ class Refusals:
                 words = "an earlier attempt was notified, or found, as this one connected"
                 raise NotSentError(words, client_transaction_id=each.client_transaction_id)
 
-    async def find_ended(self, before: Record) -> Record | None:
+    async def find_ended(self, ended: Record) -> Record | None:
         """Query an ask that ended unpaid, and may exist all the same, before another one is sent.
 
         Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        policy, is_refused = self._poller.policy, before.state is State.REFUSED
+        policy, is_refused = self._poller.policy, ended.state is State.REFUSED
         # Of several refused attempts any may exist, whatever the newest one met.
-        attempts = await self._attempts(before) if is_refused and before.attempt > 1 else [before]
+        attempts = await self._attempts(ended) if is_refused and ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
-        reads = is_refused or before.state is State.EXPIRED
-        changes = await self._poller.asks.ledger.history(before.client_transaction_id) if reads else ()
+        needs_history = is_refused or ended.state is State.EXPIRED
+        changes = await self._poller.asks.ledger.history(ended.client_transaction_id) if needs_history else ()
         history = by_attempt(changes)
         doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
         if not doubted:
             return None
         if is_refused:
-            return await self._find_refused(before, doubted)
-        is_found = policy.can_query and policy.follows(before)
-        return await self._poller.query_unqueried(before) if is_found else None
+            return await self._find_refused(ended, doubted)
+        can_be_found = policy.can_query and policy.follows(ended)
+        return await self._poller.query_unqueried(ended) if can_be_found else None
 
     async def _attempts(self, record: Record) -> list[Record]:
         """Return every attempt of the id, the newest last."""

@@ -31,7 +31,7 @@ def returned() -> ReturnedForm:
 
 def begun(form: ReturnedForm, transaction_id: int | None, *, due: float, tries: int) -> Confirmation:
     confirmation = form.begin(transaction_id, 0.0)
-    confirmation.due, confirmation.tries, confirmation.is_answered = due, tries, True
+    confirmation.due, confirmation.tries, confirmation.in_doubt = due, tries, False
     return confirmation
 
 
@@ -103,7 +103,7 @@ def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]
             now = max(now, due)
             request = form.next_request(now)
             assert request is not None
-            request.is_answered = answer != "l"
+            request.in_doubt = answer == "l"
             form.end_request(request, now, settled=answer == "s", wait=0.0)
     assert now <= named_at + 300.0 + 30.0
 

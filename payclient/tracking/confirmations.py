@@ -80,17 +80,17 @@ class Confirmer:
         return Outcome.of(form.record, report=form.report)
 
     async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> asyncio.Event:
-        """Record a return, then confirm it: in this order, so that it is confirmed again after a crash."""
-        is_left = False
+        """Record a return, so that no crash loses it, then confirm it; return the event that is set after the try."""
+        begins = True
         try:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
             form.record = await self._asks.ledger.apply(form.record, event)
-            self._asks.note_written(form.record)  # while it is being written, a closed form is not forgotten
-            is_left = not self._asks.is_open
+            self._asks.note_written(form.record)  # forgets no form that has an id in `writing`
+            begins = self._asks.is_open  # else the next process confirms it
         finally:
             # Confirm even if the ledger is down, or this task is cancelled: otherwise the service reverses the payment.
             form.writing.discard(transaction_id)
-            tried = self._confirm(form, transaction_id, begins=not is_left)
+            tried = self._confirm(form, transaction_id, begins=begins)
         return tried
 
     def _go_on(self, form: ReturnedForm, transaction_id: int | None) -> None:
@@ -151,11 +151,10 @@ class Confirmer:
         """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
         With `transaction_id` None: query whether the form is paid. With `begins` False the form is left to the next
-        process, which finds it in the ledger.
-        Transactions that were named before and have no answer come first: one may have been confirmed, here or
-        elsewhere, and a form has only one confirmed payment.
+        process, which finds it in the ledger. Transactions that may be confirmed already come first: a form has only
+        one confirmed payment.
         """
-        for each in (*form.unanswered(), transaction_id):
+        for each in (*form.all_in_doubt(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
         tried = confirmation.tried
         if begins and not self._asks.closed:
@@ -207,7 +206,7 @@ class Confirmer:
             settled = await self._refused(form, current, refused)
         except PayError as error:
             if isinstance(error, OutcomeUnknownError):
-                current.is_answered = False
+                current.in_doubt = True
             what = f"a confirmation failed: {type(error).__name__}"
             self._queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
@@ -262,7 +261,7 @@ class Confirmer:
         self._poller.rate.note_success(form.tried_at)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
-        current.is_answered = current.declined
+        current.in_doubt = not current.declined
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
         return is_settled and report.transaction_id == transaction_id
 
@@ -323,7 +322,7 @@ class Confirmer:
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:
         """Return whether the id is left alone: the service answered "no such transaction" often enough."""
-        current.is_answered = True
+        current.in_doubt = False
         current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:

@@ -40,8 +40,8 @@ class Confirmation:
     refusals: int = 0
     #: Whether the service said that it is not paid.
     declined: bool = False
-    #: Whether the service's latest answer shows that it is not carried out. Until then it may be, by whatever process.
-    is_answered: bool = False
+    #: Whether it may be carried out already, by whatever process, until the service's latest answer shows otherwise.
+    in_doubt: bool = True
     #: Whether no other ask of the purchase was in its way at a try: a form that is paid later waits for this one.
     is_first: bool = False
     #: Whether another ask of the purchase was in its way at the latest try.
@@ -99,7 +99,7 @@ class ReturnedForm(Scheduled):
     def is_settled(self, transaction_id: int | None) -> bool:
         """Return whether this id had its answer, so that it needs no other."""
         found = self.confirmations.get(transaction_id)
-        return found is not None and found.is_answered and not found.open
+        return found is not None and not (found.in_doubt or found.open)
 
     def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions that may have paid the form, as far as is known, without those that a report names.
@@ -112,9 +112,9 @@ class ReturnedForm(Scheduled):
         }
         return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
 
-    def unanswered(self) -> list[int]:
-        """Return the transactions named to this form whose confirmation never had an answer, in the order of time."""
-        answered = {each.transaction_id for each in self.confirmations.values() if each.is_answered}
+    def all_in_doubt(self) -> list[int]:
+        """Return the transactions named to this form that may be confirmed already, in the order of time."""
+        answered = {each.transaction_id for each in self.confirmations.values() if not each.in_doubt}
         return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
 
     def reversed_at(self, now: float, at: float) -> float | None:
@@ -165,13 +165,10 @@ class ReturnedForm(Scheduled):
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due first; of those that are due now, the one that was tried least.
 
-        The first id that has no answer comes before the other ids: it may have been confirmed, and a form has only one
-        confirmed payment.
+        The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
         """
         waiting = self.all_open()
-        first = next(
-            (each for each in waiting if each.transaction_id is not None and not each.is_answered), None
-        )
+        first = next((each for each in waiting if each.transaction_id is not None and each.in_doubt), None)
         if first is not None:
             waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
@@ -188,8 +185,8 @@ class ReturnedForm(Scheduled):
         scale = self.window / NORMAL_WINDOW
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
         if settled:
-            current.is_answered, current.open = True, False
-        elif current.is_answered or current.transaction_id is None:
+            current.in_doubt = current.open = False
+        elif not current.in_doubt or current.transaction_id is None:
             current.open = now - current.begun <= self.window
         elif all(now - each.begun > self.window for each in self.all_open()):
             # The other ids had to wait for its answer (`_next`): all are given up together, after the last window.

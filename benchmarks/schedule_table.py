@@ -151,7 +151,7 @@ def _query_ages(schedule: Schedule, spread: float, window: float, end: float) ->
     yield end
 
 
-def price_of_a_second() -> float:
+def portion_for_a_second() -> float:
     """Return the part of all `worth` for which one query is made, for a mean delay of one second."""
     return 2 * PRESUMED.share / (PRESUMED.effort * PRESUMED.worth[-1])
 
@@ -162,7 +162,7 @@ def table() -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    print(f"price of one second of mean delay: {price_of_a_second():.6f}")
+    print(f"portion for one second of mean delay: {portion_for_a_second():.6f}")
     ages = table()
     for first in range(0, len(ages), 13):
         print(", ".join(f"{age:g}" for age in ages[first : first + 13]) + ",")

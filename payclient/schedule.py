@@ -46,7 +46,7 @@ AGES = (
 )  # fmt: skip
 
 #: The part of all queries that one query is, for a mean delay of one second.
-PRICE = 0.010594
+PORTION = 0.010594
 
 #: How people are presumed to answer, for the same window: the share that does, and the lognormal law of its ages.
 ANSWERED, MEDIAN, SIGMA = 0.88, 28.0, 1.1
@@ -127,25 +127,25 @@ class Attentive:
     max_queries: float | None = attrs.field(default=None, validator=optional(_positive))
     window: float = attrs.field(default=NORMAL_WINDOW, validator=_positive)
     #: From one query to the next, the part of the routine queries of a whole window.
-    _price: float = attrs.field(init=False, eq=False, repr=False)
+    _portion: float = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.target_delay is not None and self.max_queries is not None:
             raise ConfigurationError("schedule: target_delay must not be given beside max_queries")
-        price = PRICE
+        portion = PORTION
         if self.max_queries is not None:
-            price = 1 / self.max_queries
+            portion = 1 / self.max_queries
         elif self.target_delay is not None:
-            price *= self.target_delay * NORMAL_WINDOW / self.window
-        object.__setattr__(self, "_price", price)
+            portion *= self.target_delay * NORMAL_WINDOW / self.window
+        object.__setattr__(self, "_portion", portion)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        """Return the seconds until a query is worth its price, which rises with the share of notifications."""
-        price = self._price * part
+        """Return the seconds in which one more portion of all queries is due; notifications make portions larger."""
+        portion = self._portion * part
         if heard:
-            price /= max(1 - heard, LEAST_LOST) ** THINNING
+            portion /= max(1 - heard, LEAST_LOST) ** THINNING
         scale = self.window / NORMAL_WINDOW
-        return _age_at(_part_at(age / scale) + price) * scale - age
+        return _age_at(_part_at(age / scale) + portion) * scale - age
 
 
 def _part_at(age: float) -> float:

@@ -21,7 +21,7 @@ from payclient.schedule import (
     first_part,
     phase,
 )
-from schedule_table import PRESUMED, Crowd, forecast, lognormal, price_of_a_second, table
+from schedule_table import PRESUMED, Crowd, forecast, lognormal, portion_for_a_second, table
 
 
 @given(st.floats(0, 1e6), st.floats(0.01, 1e3), st.floats(0, 1))
@@ -122,7 +122,7 @@ def test_times_scale_with_the_window(window: float, age: float) -> None:
 def test_the_table_is_the_models() -> None:
     """What `benchmarks/schedule_table.py` prints stands in the package."""
     assert table() == schedule.AGES
-    assert round(price_of_a_second(), 6) == schedule.PRICE
+    assert round(portion_for_a_second(), 6) == schedule.PORTION
 
 
 @given(st.floats(0, 400), st.floats(0, 400), st.floats(0.01, 10))

@@ -255,7 +255,7 @@ class Run:
     def _interrupt(self, after: int | None = None) -> None:
         """Stop sending at the first signal, stop waiting at the second, and end the process at the third.
 
-        `after`: act only if exactly so many signals came before.
+        With `after` nothing is done unless exactly so many came before.
         """
         if after not in (None, self._signals):
             return
@@ -274,6 +274,7 @@ class Run:
             os._exit(130)
 
     def _terminate(self) -> None:
+        """Act as a first signal, and `TERM_GRACE` later as a second one, if no other came meanwhile."""
         self._interrupt(after=0)
         asyncio.get_running_loop().call_later(TERM_GRACE, self._interrupt, 1)
 

@@ -203,21 +203,19 @@ def _entry(
 
 
 def _mark_doubted(entries: Iterable[Entry], passed_over: Sequence[Entry]) -> list[Entry]:
-    """Mark the entries whose payment has another line too, with an unknown word as its state.
+    """Mark each entry of whose payment another line was passed over, since its state is not a known word.
 
     Lines of one client transaction id with different transaction ids are different payments.
     """
     numbers = {each.transaction_id for each in passed_over} - {None}
     keys = {each.client_transaction_id for each in passed_over} - {None}
-    alone = {each.client_transaction_id for each in passed_over if each.transaction_id is None} - {None}
-    return [
-        attrs.evolve(
-            entry,
-            is_doubted=entry.transaction_id in numbers
-            or entry.client_transaction_id in (keys if entry.transaction_id is None else alone),
-        )
-        for entry in entries
-    ]
+    unnumbered = {one.client_transaction_id for one in passed_over if one.transaction_id is None} - {None}
+    marked = []
+    for entry in entries:
+        same_payment = keys if entry.transaction_id is None else unnumbered
+        is_doubted = entry.transaction_id in numbers or entry.client_transaction_id in same_payment
+        marked.append(attrs.evolve(entry, is_doubted=is_doubted))
+    return marked
 
 
 def _unsigned(amount: Any) -> tuple[Any, bool]:

@@ -159,15 +159,17 @@ async def _get(database: Database, gets: list[Get]) -> None:
 
 
 async def write(database: Database, writes: Sequence[Write], paid: list[Write]) -> None:
-    """Carry out the writes. `paid`: writes that may have paid, whose purchases are yet to be checked; those of a call
-    that failed stay in it.
+    """Carry out the writes, and note what is overpaid. `paid`: writes that may have paid, whose purchases are not
+    checked yet; where a call fails, they stay in it for the next one.
     """
     try:
         waiting = writes
         while waiting:
             # In rounds: in each the first that is left of each client transaction id.
             first: dict[str, Write] = {}
-            later = [each for each in waiting if first.setdefault(each.identifier, each) is not each]
+            for each in waiting:
+                first.setdefault(each.identifier, each)
+            later = [each for each in waiting if each is not first[each.identifier]]
             waiting = await _insert(database, list(first.values())) + later
     finally:
         for each in writes:

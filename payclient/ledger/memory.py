@@ -102,9 +102,9 @@ class MemoryLedger(Ledger):
         return {identifier: self._links[identifier, attempt][0] for identifier, attempt in kept}
 
     async def drop_links(self, now: float) -> float | None:
-        kept = self._links.items()
-        for (key, (_, until)), record in zip(tuple(kept), self._records(self._links), strict=True):
+        for (key, (_, until)), record in zip([*self._links.items()], self._records(self._links), strict=True):
             is_over = record.state.decided or record.state is State.REVERSING
+            # UNPAID: the customer closed the form, and may use its links again.
             if until <= now or (is_over and record.evidence is not Evidence.UNPAID):
                 del self._links[key]
         return min((until for _, until in self._links.values()), default=None)

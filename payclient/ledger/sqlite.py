@@ -74,7 +74,7 @@ class SqliteDatabase:
         self._connection = connection
         self._cursors = cursors
         self.check_in_place = check_in_place
-        #: Whether all links that were deleted are in no page of the file and its log: a program may read it.
+        #: Whether every deleted link is gone from the pages of the file and its log, which any program may read.
         self._is_wiped = True
 
     async def insert(self, permits: list[Row], changes: list[Row]) -> Container[str]:

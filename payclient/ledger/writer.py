@@ -127,8 +127,8 @@ class StoredLedger(Ledger):
         return _records(self._read("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
-        (ends,) = await self._read("ids")  # of what is here, and of what was archived
-        known = [number for number in ends if number is not None]
+        (bounds,) = await self._read("ids")  # the first and the last, here and of what was archived
+        known = [number for number in bounds if number is not None]
         for begin in range(min(known, default=1) - 1, max(known, default=0), NUMBERS):
             for row in await self._read("records", begin, begin + NUMBERS):
                 yield record_of(row)

@@ -145,7 +145,7 @@ class Charges(AsyncIterator[ChargeResult]):
         raise StopAsyncIteration
 
     def _end_readers(self) -> None:
-        """Let nobody wait for a result that will not come."""
+        """Queue an error for who waits for a result, where none is left: no other will come."""
         if self._results.empty():
             words = "the results of a batch are read inside its `with` block; run it again to go on"
             self._failure = self._failure or UsageError(words)

@@ -126,7 +126,7 @@ Requests = Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | Charg
 
 
 async def rows_of(attempts: Attempts, requests: Requests) -> AsyncGenerator[LaneRow, None]:
-    """Yield every row in the order of the requests. A request that had to be awaited is looked up alone."""
+    """Yield a row for each request, in their order, with the sale that the ledger has of its id."""
     async for chunk in _chunks(requests):
         rows = [each if isinstance(each, ChargeRow) else ChargeRow(request=each) for each in chunk]
         known = await attempts.find([row.request.client_transaction_id for row in rows])
@@ -137,7 +137,7 @@ async def rows_of(attempts: Attempts, requests: Requests) -> AsyncGenerator[Lane
 async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | ChargeRow], None]:
     if isinstance(requests, AsyncIterable):
         async for request in requests:
-            yield [request]
+            yield [request]  # not held back until a chunk is full
         return
     iterator = iter(requests)
     while chunk := list(itertools.islice(iterator, CHUNK)):

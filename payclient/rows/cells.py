@@ -127,7 +127,7 @@ def read_cell(
     """Return the value of a text, or of a typed cell. Raises `CellError`.
 
     `mark`: the decimal mark of amounts in units; None: amounts are whole cents. `json`: the values have types already,
-    which the model checks. `currency`: an amount may have its sign, or (None) any.
+    which the model checks. `currency`: the one whose sign an amount may have; None: any.
     """
     if field == "order":
         return _order_of(cell)

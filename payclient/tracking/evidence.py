@@ -322,7 +322,7 @@ class AnswerReader:
         return record.attempt > 1 and early and (record.state is State.SENDING or may_be_absent(record))
 
     def not_found(self) -> Reading:
-        """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
+        """Return what "not found" means: nothing about a form, a conflict about a sale that exists, or `_absence`."""
         ask, now, can_see = self.ask, self.now, self._can_see()
         ask.report = None
         if ask.record.kind == "form":

@@ -75,7 +75,7 @@ RECORDS = st.builds(
 
 @given(POLICIES, RECORDS, st.lists(st.sampled_from(["nothing", "failure", "notified", "named"]), max_size=30))
 def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
-    """Looked at whenever it says, an ask is exhausted in time; each look is later than the one before."""
+    """Looked at whenever it says, the waits for an ask are over in time; each look is later than the one before."""
     ask = follow(rules, kept)
     now = rules.next_look(ask, 0.0)
     assert now is not None
@@ -93,13 +93,13 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         if rules.can_query:
             rules.next_query(ask, now)
         when = rules.next_look(ask, now)
-        if ask.exhausted:
+        if ask.waits_over:
             break
         assert when is not None
         assert now < when < math.inf
         now = when
     else:
-        raise AssertionError("it is never exhausted")
+        raise AssertionError("its waits are never over")
     assert now <= ask.expires + 3600.0
     ask.failures = 0  # from now on each query is answered, and the ledger takes what that means
     while True:
@@ -125,7 +125,7 @@ def test_what_a_person_must_find_out_is_looked_at_no_more() -> None:
     """Its customer acted, and nothing can be queried: no look at it would write or end anything."""
     rules = policy(can_query=False)
     ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
-    ask.record, ask.exhausted = advance(ask.record, Expired(at=ask.expires)), True
+    ask.record, ask.waits_over = advance(ask.record, Expired(at=ask.expires)), True
     assert not rules.is_over(ask, 1e6)
     assert rules.next_look(ask, 1e6) is None
 
@@ -137,7 +137,7 @@ def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, 
     for event in (None, Expired, Exhausted):
         if event is not None and kept.state is State.PENDING:
             ask.record = advance(ask.record, event(at=ask.expires))
-        ask.exhausted, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
+        ask.waits_over, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
         due = rules.expires_now(ask, now) or rules.is_over(ask, now)
         assert (rules.next_look(ask, now) is not None) is due
 
@@ -198,7 +198,7 @@ def test_what_waits_for_its_query_is_looked_at_all_the_same(rules: Policy, kept:
         assert when > now or when == ask.expires
         if now < ask.expires:
             assert when <= ask.expires
-    ask.exhausted = True
+    ask.waits_over = True
     assert rules.look_meanwhile(ask, max(now, ask.expires)) is None
 
 

@@ -167,7 +167,7 @@ class OpenAsks:
             ask.final_queries = len(FINAL_QUERY_DELAYS) - 1
         if before is not None:
             ask.recheck_at = before.recheck_at
-            self.wake(before, exhausted=True)
+            self.wake(before, waits_over=True)
         return ask
 
     def _times(self, record: Record, now: float) -> tuple[float, float]:
@@ -208,7 +208,7 @@ class OpenAsks:
         """Plan the next look. Where no query is left, end the waits and plan a background query."""
         now = self.clock.monotonic()
         when = self.policy.next_look(ask, now)
-        if ask.exhausted:
+        if ask.waits_over:
             self.wake(ask)
             self._defer_lease(ask, A_YEAR if when is None else when - now)
         if when is not None:
@@ -273,7 +273,7 @@ class OpenAsks:
         if newest.attempt > ask.record.attempt and not (was_decided and newest.state.decided):
             # Another process proved that this attempt created nothing, and sent a newer one: follow the newer one.
             self.drop(ask)
-            self.wake(ask, exhausted=True)
+            self.wake(ask, waits_over=True)
             newer = self.follow(newest)
             if newer is not None and was_decided:  # the query that was planned of it is made later
                 newer.recheck_at = self.clock.monotonic() + self.policy.absent_after
@@ -292,7 +292,7 @@ class OpenAsks:
         if record.state is before.state:
             is_new = record.evidence is not before.evidence
             if is_new and record.evidence is Evidence.LAST_QUERY and ask.waiters:
-                self.wake(ask, exhausted=True)  # another process may have made the last query
+                self.wake(ask, waits_over=True)  # another process may have made the last query
             return
         self._begin_anew(ask, before, record)
         self.touch()
@@ -314,7 +314,7 @@ class OpenAsks:
         if is_found or record.state is State.REVERSING:
             ask.begun = self.clock.monotonic()
         if record.state is State.PENDING:
-            ask.exhausted, ask.final_queries = False, 0
+            ask.waits_over, ask.final_queries = False, 0
             if record.notified_at is not None:
                 ask.notified_queries = 0
             if ask.task is None and not ask.followed_elsewhere:  # else its next look is planned already
@@ -365,10 +365,10 @@ class OpenAsks:
 
     # --- Waits
 
-    def wake(self, ask: Followed, *, exhausted: bool = False) -> None:
-        """End the waits for an ask: it is decided, or with `exhausted` no further query is made for them."""
-        if exhausted:
-            ask.exhausted = True
+    def wake(self, ask: Followed, *, waits_over: bool = False) -> None:
+        """End the waits for an ask: it is decided, or with `waits_over` no further query is made for any."""
+        if waits_over:
+            ask.waits_over = True
         for waiter in ask.waiters or ():
             end(waiter)
 

@@ -141,8 +141,8 @@ class Followed(Scheduled):
     #: How many of the `FINAL_QUERY_DELAYS` after the expiry were used, and when the latest of them was.
     final_queries: int = 0
     final_at: float = NEVER
-    #: Every query that a wait hopes for has been made.
-    exhausted: bool = False
+    #: Whether every query that a wait hopes for has been made: each wait ends at once.
+    waits_over: bool = False
     #: When a decided ask is queried once more by its client transaction id; infinity: no more.
     recheck_at: float = float("inf")
     #: Whether a decided ask is queried once more at its next turn, by what was named to it.
@@ -348,8 +348,8 @@ class Policy:
         ended = self._surely_ended(ask)
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
-            return now >= ended and ask.exhausted and not customer_acted(ask.record)
-        is_last = ask.exhausted or self._is_last(ask)
+            return now >= ended and ask.waits_over and not customer_acted(ask.record)
+        is_last = ask.waits_over or self._is_last(ask)
         return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
     def _surely_ended(self, ask: Followed) -> float:
@@ -368,25 +368,25 @@ class Policy:
         return ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is looked at next; None: no more. Where no query is left for a wait, it is exhausted."""
+        """Return when the ask is looked at next; None: no more. Where no query is left for a wait, waits are over."""
         record, expires, is_first = ask.record, ask.expires, ask.queried_at == NEVER
         can_query = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.followed_elsewhere:
             return self._ended_elsewhere(ask, now)
-        if is_first and record.notified_at is not None and record.state is PENDING and not ask.exhausted:
+        if is_first and record.notified_at is not None and record.state is PENDING and not ask.waits_over:
             # A notification came before the answer to our POST.
-            ask.notified_queries, ask.exhausted = 0, not can_query
+            ask.notified_queries, ask.waits_over = 0, not can_query
             return AT_ONCE if can_query else expires
         if not can_query:
             # At the expiry, and once later for a late notification.
-            end = expires if ask.exhausted else expires + LATE_NOTIFICATION * self.scale
+            end = expires if ask.waits_over else expires + LATE_NOTIFICATION * self.scale
             if now < end:
                 return expires if now < expires else end
         elif (when := self._next_query_due(ask, now, is_first=is_first)) is not None:
             return when
-        ask.exhausted = True
+        ask.waits_over = True
         return self._background_look(ask, now)
 
     def _next_query_due(self, ask: Followed, now: float, *, is_first: bool) -> float | None:
@@ -408,7 +408,7 @@ class Policy:
                 gap = self._gap(ask, age, spread)
             # Not beyond the expiry, which is written as it comes.
             return min(now + gap, ask.expires)
-        if not self._is_last(ask) and not ask.exhausted:
+        if not self._is_last(ask) and not ask.waits_over:
             # After a failure of the ledger or the service the ask is not queried again at once.
             soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))
@@ -452,14 +452,14 @@ class Policy:
         if now < ask.expires:
             # Not all at the expiry: most asks are decided long before, and the due times would keep them until then.
             return ask.expires if ask.line else min(again, ask.expires)
-        return None if ask.exhausted else max(self.latest_end(ask), again)
+        return None if ask.waits_over else max(self.latest_end(ask), again)
 
     def gives_up(self, ask: Followed, now: float, *, failing: bool) -> bool:
         """Return whether a wait ends though a query is due; `failing`: the service leaves queries unanswered.
 
         Failures of this ask alone end its wait too, however well the queries of others are answered.
         """
-        return not ask.exhausted and now >= self.latest_end(ask) and (failing or ask.failures >= FAILURES)
+        return not ask.waits_over and now >= self.latest_end(ask) and (failing or ask.failures >= FAILURES)
 
     def latest_end(self, ask: Followed) -> float:
         """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""

@@ -214,11 +214,11 @@ class PendingSale:
         ask = asks.follow(record)
         if ask is None:
             return await self._learn(await settled(asks, record))
-        if (ask.exhausted and not ask.record.state.decided) or ask.followed_elsewhere:
+        if (ask.waits_over and not ask.record.state.decided) or ask.followed_elsewhere:
             # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)
-        if not (ask.record.state.decided or ask.exhausted):
+        if not (ask.record.state.decided or ask.waits_over):
             if asks.closed:  # while the ledger was read
                 return await self._learn(await settled(asks, ask.record))
             ask = asks.follow(ask.record) or ask  # it may have been forgotten then, too

@@ -131,7 +131,7 @@ class Poller:
         if ask is None or ask.record.state.decided:
             return
         if not self.policy.can_query:
-            self.asks.wake(ask, exhausted=True)
+            self.asks.wake(ask, waits_over=True)
             self.asks.plan(ask)
         elif not ask.followed_elsewhere:
             if not again:
@@ -250,7 +250,7 @@ class Poller:
                 self._to_expire.append(ask)
         else:
             if policy.gives_up(ask, now, failing=self.queries.is_failing):
-                self.asks.wake(ask, exhausted=True)
+                self.asks.wake(ask, waits_over=True)
             again = policy.look_meanwhile(ask, now)
             if again is not None:
                 self.asks.due.put(ask, again)
@@ -413,7 +413,7 @@ class Poller:
         now = self.clock.monotonic()
         if ask.followed_elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
             ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
-        if ask.exhausted or awaits_last_query(ask.record):
+        if ask.waits_over or awaits_last_query(ask.record):
             self.start_work(self._query_soon(ask))
 
     async def query_unqueried(self, record: Record) -> Record | None:

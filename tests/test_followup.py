@@ -334,13 +334,16 @@ def test_nothing_but_a_word_or_a_proof_decides(
             continue
         query = rules.next_query(ask, now)
         reader = AnswerReader(rules, credentials, ask, query, now, now, token)
+        can_see, by_client_id = credentials.can_see(ask.record, token), query.candidate_id is None
         if answer is None:
             reading = reader.not_found()
-            if query.candidate_id is None and credentials.can_see(ask.record, token):
+            if by_client_id and can_see:
                 absences.append(now)
         else:
             reading = reader.report(answer)
-            absences = []
+            # What another account has, or is another's, says nothing against an absence.
+            is_ours = by_client_id or answer.client_transaction_id in (None, kept.client_transaction_id)
+            absences = [] if can_see and is_ours else absences
             if reading.needs_second_query:
                 assert reading.events == []
                 reading = reader.second_report(answer)

@@ -480,7 +480,7 @@ class Charges(Iterator[ChargeResult]):
         either: list[asyncio.Future[Any]] = [self._next, wanted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
-        return wanted.done() and not (read and self._next.done())
+        return wanted.done() and not (read and self._next.done())  # a result waits for one request at most
 
     async def _leave(self) -> None:
         if self._next is not None:

@@ -188,7 +188,7 @@ def _change_recorder(tracer: OtelTracer, meter: Meter, clock: Clock) -> Callable
 
 
 def _make_gauges(meter: Meter, meter_provider: MeterProvider | None) -> None:
-    """Make the gauges of all trackers of a provider: of a name its SDK reads the first one alone.
+    """Make the gauges that read all trackers of a provider: of several gauges of one name its SDK reads only the first.
 
     The exporter's own thread reads them: a copy of each index is taken at once, and records do not change.
     """

@@ -246,7 +246,7 @@ def may_be_paid(cancelled: Record) -> bool:
 
 
 def overpaid(asks: Iterable[Record], record: Record, at: float) -> Overpaid | None:
-    """Return the event of an ask that is paid, as others of its purchase are, and log it; None where it is not."""
+    """Return the event of a paid ask whose purchase others have paid, too, and log it; None where none has."""
     mine = record.client_transaction_id
     also = tuple(sorted({each.client_transaction_id for each in asks if each.state in PAID} - {mine}))
     if not also or record.state is not State.ACCEPTED or record.archived:

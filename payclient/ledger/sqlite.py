@@ -35,7 +35,7 @@ _NOTHING = (None,) * _SELDOM
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    """Where each chunk of so many rows begins and ends."""
+    """Yield where each chunk of so many rows begins and ends."""
     start = 0
     for size in _CHUNKS:
         while count - start >= size:

@@ -36,9 +36,9 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     """Follow open asks of processes that are gone: one that is SENDING is UNKNOWN from now on."""
     at, longest = poller.clock.time(), poller.policy.longest_life
     stale = [record for record in records if record.state is State.SENDING]
-    ends = [Recovered(at=at, expires_at=record.created_at + longest[record.kind]) for record in stale]
+    events = [Recovered(at=at, expires_at=record.created_at + longest[record.kind]) for record in stale]
     # Where an outcome has been recorded since, that one counts.
-    recovered = await asyncio.gather(*map(poller.asks.write, stale, ends))
+    recovered = await asyncio.gather(*map(poller.asks.write, stale, events))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
             poller.asks.follow(record)

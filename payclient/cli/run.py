@@ -252,13 +252,8 @@ class Run:
 
     # --- Signals
 
-    def _interrupt(self, after: int | None = None) -> None:
-        """Stop sending at the first signal, stop waiting at the second, and end the process at the third.
-
-        With `after` nothing is done unless exactly so many came before.
-        """
-        if after not in (None, self._signals):
-            return
+    def _interrupt(self) -> None:
+        """Stop sending at the first signal, stop waiting at the second, and end the process at the third."""
         self._signals += 1
         if self._signals == 1:
             if self.progress.results is not None:
@@ -273,10 +268,12 @@ class Run:
             # Nothing is lost: the ledger and the report are written at each change.
             os._exit(130)
 
-    def _terminate(self) -> None:
-        """Act as a first signal, and `TERM_GRACE` later as a second one, if no other came meanwhile."""
-        self._interrupt(after=0)
-        asyncio.get_running_loop().call_later(TERM_GRACE, self._interrupt, 1)
+    def _terminate(self, place: int = 1) -> None:
+        """Act as the first signal, and `TERM_GRACE` later as the second; not where another came in its place."""
+        if self._signals == place - 1:
+            self._interrupt()
+        if place == 1:
+            asyncio.get_running_loop().call_later(TERM_GRACE, self._terminate, 2)
 
     def _say_until_when(self) -> None:
         counts, left = self.progress.unfinished()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import repeat
 from typing import Any
@@ -41,7 +41,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
-from payclient.events import DecidedRefused, Evidence, FoundAccepted, Notified, Prepared, Returned
+from payclient.events import Conflicted, DecidedRefused, Evidence, FoundAccepted, Notified, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
@@ -185,6 +185,37 @@ async def test_a_crash_between_return_and_confirm_is_recovered(
     async with tracking(service, ledger, profile) as tracker:
         assert (await the_end(service, tracker, 100)).paid is True
     assert 5001 in service.confirmed
+
+
+async def test_a_return_that_others_write_while_a_form_is_read_is_confirmed(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read began before it, and is answered after it; the process that wrote it is gone."""
+    monkeypatch.setattr(leases, "RENEW", 0.02)
+    ours = SharedLedger()
+    others, gate, read = SharedLedger(ours), Gate(), ours.get_many
+
+    async def slowly(ids: Sequence[str]) -> dict[str, Record]:
+        found = await read(ids)
+        task = asyncio.current_task()
+        if not gate.there.is_set() and task is not None and "_run_rounds" in repr(task.get_coro()):
+            await gate()
+        return found
+
+    monkeypatch.setattr(ours, "get_many", slowly)
+    async with prepared(service, BLIND, ours):
+        service.pay("form-1")
+        record = await record_in(others, "form-1")
+        at = service.clock.time()
+        for event in (Conflicted(at=at, what="another's"), Returned(at=at, transaction_id=5001)):
+            await others.apply(record, event)
+            await gate.there.wait()
+        await asyncio.sleep(0)  # it is woken by then
+        gate.go.set()
+        async with asyncio.timeout(10):
+            while 5001 not in service.confirmed:
+                await asyncio.sleep(0.01)  # the rounds are in real time
+                await service.clock.advance(1.0)
 
 
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
@@ -453,8 +484,8 @@ async def test_a_forged_id_is_left_alone_though_the_ledger_cannot_be_read(servic
         service, ledger=FailingLedger(lambda name: name == "get" and next(failures, False))
     ) as tracker:
         await passing(service, tracker.returned(back(999)))
-        failures = repeat(True, 30)
-        await service.clock.advance(60)
+        failures = repeat(True, 90)
+        await service.clock.advance(300)
     assert service.confirms == {999: MOST_REFUSALS}
 
 
@@ -1272,7 +1303,7 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
         down |= {"apply"}
         await error_of(payclient.LedgerUnavailableError, tracker.returned(query))
         down |= {"get"}
-        await until(service, lambda: 5001 in service.confirmed, 10)
+        await until(service, lambda: 5001 in service.confirmed, 200)
         down.clear()
         assert (await the_end(service, tracker, 30)).paid is True
         await service.clock.advance(30)

@@ -196,8 +196,7 @@ class Leases:
                 self._must_look = self._must_look or bool(records)
                 await self._take_over(records)
             if self._untaken:
-                newest = await self._ledger.get_many(list(self._untaken))
-                self._untaken.difference_update(newest)
+                newest = await self._read_untaken()
                 open_ask = self._asks.open_ask
                 left = [each for each in newest.values() if self._is_left(each)]
                 # A form also while it is followed: its customer may have come back.
@@ -209,6 +208,15 @@ class Leases:
                 self._must_look = False
         except LedgerError as error:
             self._asks.late.failed(error)
+
+    async def _read_untaken(self) -> dict[str, Record]:
+        """Read what is held and not followed. What others write meanwhile is read again in the next round."""
+        ids, self._untaken = self._untaken, set()
+        try:
+            return await self._ledger.get_many(list(ids))
+        except BaseException:
+            self._untaken |= ids
+            raise
 
     def _is_left(self, record: Record) -> bool:
         """Return whether an attempt that is held here is open.

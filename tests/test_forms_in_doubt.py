@@ -672,6 +672,20 @@ async def test_a_withheld_confirmation_stays_withheld_while_the_ledger_fails(
         assert 5002 not in service.confirms
 
 
+async def test_a_confirmation_waits_a_while_for_a_ledger_that_fails(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another ask may be paid: only the ledger can tell. Then the payment is taken rather than reversed."""
+    async with prepared(service) as tracker:
+        gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
+        monkeypatch.setattr(service.ledger, "asks", gone)
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        await service.clock.advance(20)
+        assert gone.called
+        assert 5001 not in service.confirms
+        await assert_paid(service, tracker, 40)
+
+
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:
     """The first card was declined, which cancelled the form; the second one's confirmation has no answer."""
     async with prepared(service) as tracker:

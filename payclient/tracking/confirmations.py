@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 
+#: The part of the window for which a confirmation waits for a ledger that cannot say what else is paid.
+PATIENCE = 1 / 5
+
+
 class Confirmer:
     """The forms of one tracker that came back, or were found paid. One request at a time is made for each."""
 
@@ -286,8 +290,9 @@ class Confirmer:
         try:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
-            if form.state is State.CANCELLED or current.is_withheld:
-                raise  # its purchase was free for other asks, or has another one
+            is_early = self._clock.monotonic() < current.begun + self._window * PATIENCE
+            if is_early or form.state is State.CANCELLED or current.is_withheld:
+                raise  # there is time to try again; its purchase was free for other asks, or has another one
             return False
         others = (
             each

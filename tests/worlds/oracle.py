@@ -213,7 +213,9 @@ class Oracle:
         if since is None or not world.settings.leases or form.state.decided:
             return
         others = [each for each in asks.values() if each.purchase == form.purchase and each is not form]
-        lives = [each for each in world.processes.values() if each.open and not each.dead]
+        lives = [
+            each for each in world.processes.values() if each.open and not (each.dead or each.cancelled_at)
+        ]
         if any(max(since, each.opened_at) < world.now - 75.0 for each in lives) and not any(
             each.kind == "sale" or each.candidate_ids or each.state is State.ACCEPTED for each in others
         ):

@@ -55,7 +55,7 @@ class Process:
         self.paused = False
         self.steps = 0
         self.open = False
-        self.opened_at = self._cancelled_at = 0.0
+        self.opened_at = self.cancelled_at = 0.0
         #: When it stood still last, and went on.
         self.stood = (0.0, -math.inf)
         #: Calls and waits that the application has not heard the end of.
@@ -169,10 +169,10 @@ class Process:
 
     def cancel_all(self) -> None:
         """A process that ends cancels all tasks, also those that have not begun, and goes on for a while."""
-        if self._cancelled_at or self.dead:
+        if self.cancelled_at or self.dead:
             return
         self.world.note(f"{self.name} cancels all tasks")
-        self._cancelled_at = self.awake()
+        self.cancelled_at = self.awake()
         for task in self.loop.tasks:
             task.cancel()
         self.later(self.world.random.choice((5.0, 200.0)), self.kill)
@@ -290,7 +290,7 @@ class Process:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # A send that others cancelled is joined as long as it is being written down.
-            if task is not None and not task.cancelling() and began > self._cancelled_at + 50.0:
+            if task is not None and not task.cancelling() and began > self.cancelled_at + 50.0:
                 oracle.violated(f"{key}: {what} was cancelled by nobody")
             raise
         except Exception as error:

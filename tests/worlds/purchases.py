@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +114,12 @@ class Till:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: Forms that were confirmed though nobody could read what else their purchase has since they were paid.
+        #: Forms that were confirmed though what else their purchase has could not be read just before.
         self._unread: set[str] = set()
 
-    def confirming(self, process: Process, client_id: str, number: int) -> None:
+    def confirming(self, process: Process, client_id: str) -> None:
         """A confirmation leaves: rather than the service giving the payment back, where the ledger fails."""
-        world = self._world
-        record, since = world.store.newest(client_id), world.oracle.named.get((client_id, number), world.now)
-        if record is not None and process.ledger.asks_read.get(record.purchase, 0.0) < since:
+        if asyncio.current_task() not in process.ledger.readers:
             self._unread.add(client_id)
 
     def money(self, key: str) -> list[Transaction]:

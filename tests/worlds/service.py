@@ -281,7 +281,7 @@ class Line:
             world.till.reversing(json.loads(request.body)["id"])
         else:
             data = json.loads(request.body)
-            world.till.confirming(self._process, data["clientTxId"], data["id"])
+            world.till.confirming(self._process, data["clientTxId"])
         useless = random.choice((None, ConnectionResetError(), *_USELESS[:4]))
         if world.happens(settings.drop_request):
             if useless is not None:

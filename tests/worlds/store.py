@@ -6,12 +6,14 @@ and what is SENDING is recovered by its age.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from payclient.errors import LedgerUnavailableError
 from payclient.events import Notified, Returned
@@ -213,12 +215,12 @@ class WorldLedger(SqliteLedger):
         super().__init__(LoopWriter(process, store), store.digest_key, location="", created=False)
         self._finalizer.detach()
         self._world = process.world
-        #: When the asks of a purchase were last read.
-        self.asks_read: dict[str, float] = {}
+        #: The tasks that read the asks of a purchase.
+        self.readers: WeakSet[Any] = WeakSet()
 
     async def asks(self, purchase: str) -> list[Record]:
         found = await super().asks(purchase)
-        self.asks_read[purchase] = self._world.now
+        self.readers.add(asyncio.current_task())
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:

@@ -275,15 +275,21 @@ class PaySession:
         await self._send_in_time("cancel", request, partial(wire.decode_undone, operation="cancel"))
 
     async def reverse(
-        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+        self,
+        *,
+        transaction_id: int | None = None,
+        client_transaction_id: str | None = None,
+        before_send: BeforeSend | None = None,
     ) -> None:
         """Give a payment back, whole, by one of its ids; returning means that it is reversed.
 
         Never sent again by itself unless proven not sent. `NotReversibleError`: too late, or no such payment.
         `NotSentError` and any other `RefusedError`: nothing was reversed. `OutcomeUnknownError`: it may be reversed.
+        Errors of `before_send` come through unchanged, with nothing sent.
         """
         request = wire.undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
-        await self._send_in_time("reverse", request, partial(wire.decode_undone, operation="reverse"))
+        decode = partial(wire.decode_undone, operation="reverse")
+        await self._send_in_time("reverse", request, decode, before_send)
 
     async def ensure_token(self) -> None:
         """Fetch a token for the next request, unless there is one already.

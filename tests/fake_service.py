@@ -324,12 +324,15 @@ class Gate:
         await self.go.wait()
 
     def before(self, service: Transport, path: str) -> Transport:
-        """A transport that holds up the requests whose path ends so."""
+        """A transport that holds up on their way the requests whose path ends so."""
 
         async def held_up(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-            if request.path.endswith(path):
-                await self()
-            return await service(request, before_send)
+            if not request.path.endswith(path):
+                return await service(request, before_send)
+            assert before_send is not None
+            await before_send()
+            await self()
+            return await service(request, _permitted)
 
         return held_up
 

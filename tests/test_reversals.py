@@ -129,10 +129,17 @@ async def test_only_one_request_leaves(service: Service) -> None:
         assert (await events_of(ledger)).count("ReversalPermitted") == 1
 
 
-async def test_a_process_that_stood_still_gives_nothing_back(service: Service) -> None:
+@pytest.mark.parametrize("connects", [False, True])
+async def test_a_process_that_stood_still_gives_nothing_back(service: Service, connects: bool) -> None:
     """Woken too late after the permit: another may have been told meanwhile that it is still paid."""
-    slow = HookedLedger(after={"ReversalPermitted": lambda: service.clock.jump_wall(31)})
-    async with tracking(service, slow, PROFILE) as tracker:
+    hooks = {} if connects else {"ReversalPermitted": lambda: service.clock.jump_wall(31)}
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if connects and request.path == "/api/Reverse":  # a laptop that slept as it looked for the service
+            service.clock.jump_wall(31)
+        return await service(request, before_send)
+
+    async with tracking(service, HookedLedger(after=hooks), PROFILE, transport=slow) as tracker:
         await error_of(payclient.NotSentError, tracker.reverse(await paid(service, tracker)))
         assert service.reversals == []
         assert (await tracker.purchase("cart")).paid is True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from payclient.clock import sleep
+from payclient.clock import Clock, sleep
 from payclient.errors import (
     LedgerError,
     NotCancellableError,
@@ -124,6 +125,12 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     return await poller.finish(_reverse(poller, record, by), identifier, words)
 
 
+async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> None:
+    """Raise `NotSentError` in a process that stood still since its permit: it may be taken for one that is gone."""
+    if max(clock.time() - wall, clock.monotonic() - steady) > most:
+        raise NotSentError("stopped between the permit and the send")
+
+
 async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcome:
     """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
@@ -143,9 +150,7 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
         asks.leases.ours.add(identifier)
     asks.touch()
     try:
-        if max(clock.time() - wall, clock.monotonic() - steady) > total:
-            raise NotSentError("stopped between the permit and the send")
-        await poller.session.reverse(**by)
+        await poller.session.reverse(**by, before_send=partial(_check_time, clock, wall, steady, total))
     except NotSentError:
         await asks.write(permitted, ReversalNotSent(at=clock.time(), permitted_until=until))
         raise

@@ -158,6 +158,22 @@ async def test_a_reversal_goes_on_without_its_caller(service: Service) -> None:
     assert len(service.reversals) == 1
 
 
+@pytest.mark.parametrize("during", ["ReversalPermitted", "Reversed"])
+async def test_a_reversal_is_followed_though_all_tasks_were_cancelled(service: Service, during: str) -> None:
+    """As a program that ends does, which may go on for a while; a query finds out in it what became of the payment."""
+    gate = Gate()
+    hooks = {during: gate}
+    ledger = HookedLedger(after=hooks) if during == "ReversalPermitted" else HookedLedger(before=hooks)
+    async with tracking(service, ledger, PROFILE) as tracker:
+        reversing = asyncio.create_task(tracker.reverse(await paid(service, tracker)))
+        await gate.there.wait()
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        await asyncio.wait([reversing])
+        await service.clock.advance(100)
+        assert (await tracker.purchase("cart")).paid is (not service.reversals)
+
+
 async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
     """Nothing is sent; nor where the profile does not say how."""
     async with selling(service, profile=PROFILE) as (tracker, pending):

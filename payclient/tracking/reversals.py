@@ -122,7 +122,17 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     # An operation that the profile lacks costs no permit.
     undo_request(profile, "reverse", by.get("transaction_id"), by.get("client_transaction_id"))
     words = "the tracker was closed before the reversal was on record; the next process finds out"
-    return await poller.finish(_reverse(poller, record, by), identifier, words)
+    return await poller.finish(_reverse_or_follow(poller, record, by), identifier, words)
+
+
+async def _reverse_or_follow(poller: Poller, record: Record, by: dict[str, Any]) -> Outcome:
+    """Do what `_reverse` does. Where others cancel all tasks of the process, a query finds how that ended."""
+    try:
+        return await _reverse(poller, record, by)
+    except asyncio.CancelledError:
+        if poller.asks.is_open:  # else the next process follows it
+            poller.recheck(record)
+        raise
 
 
 async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> None:

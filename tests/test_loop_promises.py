@@ -19,6 +19,7 @@ from fake_service import (
     answers,
     error_of,
     events_of,
+    form,
     hint,
     lost_answer,
     lost_request,
@@ -268,9 +269,22 @@ async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(serv
         for task in rows:
             task.cancel()
         await turns(lambda: batch.done() and beside.done())
-        await asyncio.gather(batch, beside, return_exceptions=True)
-        assert (await record_in(service.ledger)).state is State.UNKNOWN
+        await asyncio.gather(batch, return_exceptions=True)
+        # Raising would mean that nothing was created.
+        assert (await beside).state is State.UNKNOWN
     assert service.posted == {"order-17": 1}
+
+
+async def test_a_form_whose_request_others_cancel_is_prepared_anew(service: Withheld) -> None:
+    """Its caller was not cancelled, and nobody has its links: a bare cancellation would end a web view unanswered."""
+    service.scripts = [held := Held()]
+    async with tracking(service) as tracker:
+        before = asyncio.all_tasks()
+        preparing = asyncio.ensure_future(tracker.prepare(form()))
+        await held.there.wait()
+        for task in asyncio.all_tasks() - before - {preparing}:
+            task.cancel()
+        await error_of(payclient.OutcomeUnknownError, preparing, "prepare another form")
 
 
 # --- Attempts

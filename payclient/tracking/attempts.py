@@ -193,11 +193,13 @@ class Attempts:
         try:
             return await outlive(sent)
         except asyncio.CancelledError:
-            if self._asks.is_open or not is_cancelled_alone(sent):
+            if not is_cancelled_alone(sent):
                 raise
-        # A closing tracker ended it.
+        # A closing tracker ended it, or others cancelled all tasks of the process.
         if attempt.granted and attempt.record is not None:
             return attempt.record
+        if self._asks.is_open:
+            raise NotSentError("others cancelled it; nothing was sent", client_transaction_id=identifier)
         raise TrackerClosedError("the tracker was closed; nothing was sent", client_transaction_id=identifier)
 
     async def _send(self, attempt: Attempt) -> Record:

@@ -201,7 +201,10 @@ class Forms:
         attempt, identifier = self._attempts.encode(request, purchase), request.client_transaction_id
         record = await self._attempts.send(attempt)
         if attempt.result is None or attempt.record is None:
-            # A closing tracker ended it: nobody has its links.
+            # A closing tracker ended it, or others cancelled all tasks: nobody has its links.
+            if self._poller.asks.is_open:
+                words = "others cancelled the request before the form's links came; prepare another form"
+                raise OutcomeUnknownError(words, client_transaction_id=identifier)
             words = "the tracker was closed before the form's links came; prepare another form"
             raise TrackerClosedError(words, client_transaction_id=identifier)
         if record.state is State.SENDING:

@@ -287,6 +287,22 @@ async def test_a_form_whose_request_others_cancel_is_prepared_anew(service: With
         await error_of(payclient.OutcomeUnknownError, preparing, "prepare another form")
 
 
+async def test_who_joins_a_form_that_others_cancel_gets_a_form(service: Withheld) -> None:
+    """Its request has not left: the next one may be prepared."""
+    async with tracking(service) as tracker:
+        first = asyncio.ensure_future(tracker.live_form("cart", form))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        joining = asyncio.ensure_future(tracker.live_form("cart", form))
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert (await joining).is_live(service.clock.time())
+        assert first.cancelled()
+    assert len(service.prepared) == 1
+
+
 # --- Attempts
 
 

@@ -13,7 +13,7 @@ from itertools import count
 import attrs
 import orjson
 
-from payclient.clock import outlive, sleep, start, within
+from payclient.clock import is_cancelled_alone, outlive, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
@@ -256,12 +256,18 @@ class Forms:
                 task = self._start(key, free, make_request)
             try:
                 return await outlive(task)
-            except (RefusedError, DifferentRequestError, PurchaseOpenError) as error:
+            except (asyncio.CancelledError, RefusedError, DifferentRequestError, PurchaseOpenError) as error:
                 # Another process may have just prepared one, or prepares it: look again at what there is. The id may
                 # have been prepared before: twice on its way, or under a ledger that is gone.
-                tries, is_duplicate = tries - 1, self._attempts.refusals.is_duplicate
-                if not tries or (isinstance(error, RefusedError) and not is_duplicate(error)):
+                tries -= 1
+                if not tries or not self._is_worth_another(task, error):
                     raise
+
+    def _is_worth_another(self, task: asyncio.Task[PaymentForm], error: BaseException) -> bool:
+        """Return whether another form may be prepared after an error of this task's."""
+        if isinstance(error, asyncio.CancelledError):
+            return is_cancelled_alone(task)  # by others, with all tasks of the process
+        return not isinstance(error, RefusedError) or self._attempts.refusals.is_duplicate(error)
 
     def _start(
         self, key: str, identifier: str, make_request: Callable[[str], PrepareRequest]

@@ -282,15 +282,14 @@ class Process:
     async def _ask(self, what: str, call: Awaitable[Any], verb: str, key: str) -> Any:
         """What an ask gives; None where it is refused, of which nothing may exist then."""
         oracle = self.world.oracle
-        since, began = len(oracle.posts), self.awake()
+        since = len(oracle.posts)
         try:
             return await self.ending(what, call)
         except payclient.TrackerClosedError:
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # A send that others cancelled is joined as long as it is being written down.
-            if task is not None and not task.cancelling() and began > self.cancelled_at + 50.0:
+            if task is not None and not task.cancelling():
                 oracle.violated(f"{key}: {what} was cancelled by nobody")
             raise
         except Exception as error:

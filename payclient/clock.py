@@ -185,7 +185,8 @@ class Deadline:
     # Defaults of the class, so that making one, which every call does, sets three attributes only.
     done: bool = False
     timer: asyncio.TimerHandle | None = None
-    _fired = False
+    #: Whether it has cancelled the call, which has not caught that yet.
+    fired: bool = False
 
     def __init__(self, task: asyncio.Task[object], when: float) -> None:
         self.task = task
@@ -195,7 +196,7 @@ class Deadline:
     def fire(self) -> None:
         """Cancel the call, if it still runs."""
         if not self.done:
-            self._fired = True
+            self.fired = True
             self.task.cancel()
 
     def end(self) -> None:
@@ -203,15 +204,15 @@ class Deadline:
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
-        if self._fired:
-            self._fired = False
+        if self.fired:
+            self.fired = False
             self.task.uncancel()
 
     def overran(self) -> bool:
         """Return whether the `CancelledError` just caught came from this deadline, and from nobody else as well."""
-        if not self._fired:
+        if not self.fired:
             return False
-        self._fired = False
+        self.fired = False
         return self.task.uncancel() <= self._cancelling
 
     def is_cancelled(self) -> bool:

@@ -21,7 +21,7 @@ import attrs
 
 from payclient import wire
 from payclient.auth import SIGNED_WITH, Token, TokenSource, check_base_url, service_from_env
-from payclient.clock import Deadlines, Timeouts
+from payclient.clock import Deadline, Deadlines, Timeouts
 from payclient.errors import (
     NotSentError,
     OutcomeUnknownError,
@@ -332,7 +332,7 @@ class PaySession:
         check_setting("timeouts", timeouts, Timeouts, "Timeouts(total=30)")
         total = (timeouts or self.timeouts).total
         deadline = self._bind().start(total)
-        call = Call(operation, request, before_send)
+        call = Call(operation, request, SendProof(before_send, deadline))
         try:
             while True:
                 try:
@@ -412,8 +412,9 @@ class SendProof:
     error: BaseException | None = None
     trace: TracebackType | None = None
 
-    def __init__(self, before_send: BeforeSend | None) -> None:
+    def __init__(self, before_send: BeforeSend | None, deadline: Deadline) -> None:
         self.before_send = before_send
+        self.deadline = deadline
 
     async def __call__(self) -> None:
         if self.permit_spent or self.passed:
@@ -426,6 +427,8 @@ class SendProof:
                 # The traceback of now: further up it would gather the network library's frames, which hold the token.
                 self.error, self.trace = error, error.__traceback__
                 raise
+            if self.deadline.fired:
+                raise NotSentError("before_send took longer than the total time-out")
         self.passed = True
 
 
@@ -441,10 +444,10 @@ class Call:
     resends: int = 0
     _sent_before: bool = False
 
-    def __init__(self, operation: str, request: HttpRequest, before_send: BeforeSend | None) -> None:
+    def __init__(self, operation: str, request: HttpRequest, proof: SendProof) -> None:
         self.operation = operation
         self.request = request
-        self.proof: SendProof = SendProof(before_send)
+        self.proof: SendProof = proof
         self._began = time.perf_counter()
 
     @property
@@ -456,7 +459,7 @@ class Call:
         """Prepare to send the request again, with a proof of its own."""
         self._sent_before = self.sent
         self.resends += 1
-        self.proof = SendProof(self.proof.before_send)
+        self.proof = SendProof(self.proof.before_send, self.proof.deadline)
 
     def discard_copies(self) -> None:
         """Let no other request use a connection that may bring a second copy of an error or of "not found"."""

@@ -727,3 +727,23 @@ async def test_a_time_out_in_a_task_that_is_being_cancelled() -> None:
     assert task is not None
     assert await ended(session.sale(SALE, before_send=ledger)) == (LookupError, 21)
     assert task.cancelling() == 0
+
+
+@in_virtual_time
+async def test_a_before_send_that_swallows_the_time_out_sends_nothing() -> None:
+    """It would be sent late, and waited for without an end."""
+    fake = Scripted(CREATED)
+
+    async def swallowing() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(5)
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        response = await fake(request, before_send)
+        await asyncio.sleep(3600)
+        return response
+
+    call = session_over(transport, timeouts=TEN).sale(SALE, before_send=swallowing)
+    assert await ended(call) == (NotSentError, 15)

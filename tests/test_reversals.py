@@ -31,6 +31,7 @@ from fake_service import (
     posted,
     record_in,
     refusal,
+    reset,
     sale,
     selling,
     tracking,
@@ -371,7 +372,8 @@ async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(service: Ser
         assert (await record_in(service.ledger)).state is State.REVERSED
 
 
-async def test_a_copy_of_a_refused_reversal_may_come_later(service: Service) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_copy_of_a_refused_reversal_may_come_later(service: Service, fails: bool) -> None:
     """A proxy held the first one back; the second was refused, and the query after it found the sale paid."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await paid(service, tracker)
@@ -379,6 +381,9 @@ async def test_a_copy_of_a_refused_reversal_may_come_later(service: Service) -> 
         reversing = asyncio.ensure_future(tracker.reverse(pending))
         await service.clock.advance(2)
         await error_of(payclient.NotReversibleError, reversing)
+        if fails:
+            service.status_scripts = [reset]
+            await tracker.notify(hint())
         await service.clock.advance(50)
         service.decide("Cancelado", pending.transaction_id or 0)
         await service.clock.advance(20)

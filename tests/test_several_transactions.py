@@ -694,6 +694,21 @@ async def test_a_notification_does_not_end_the_later_look_of_the_next_process(
         assert (await pending_of(tracker)).outcome.paid is True
 
 
+@EXISTS
+async def test_a_query_that_fails_does_not_end_the_later_look(service: FakeService, says: Script) -> None:
+    """That of a notification, made again at once while the index lags: what was refused as existing is paid later."""
+    lagging(service, 100)
+    service.scripts = [posted(1, says)]
+    async with tracking(service, profile=BY_CLIENT) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.status_scripts = [reset]
+        await tracker.notify(hint())
+        await service.clock.advance(50)
+        service.decide("Aceptado")
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
 async def test_a_permit_that_failed_does_not_end_the_look_at_an_earlier_attempt(service: FakeService) -> None:
     """The ledger fails for a while: the second attempt is in no ledger, and would take no word of what is paid."""
     lagging(service, 30)

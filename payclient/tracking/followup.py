@@ -211,8 +211,9 @@ class Followed(Scheduled):
             self.about(candidate_id).queried_at = NEVER
 
     def recheck(self) -> None:
-        """Make the last query of a decided ask once more, by the same id: it came to nothing."""
-        if self.record.state.decided and self.by_client_id_next:  # the last one went by a candidate
+        """Make the last query of a decided ask once more: it came to nothing. One that is planned later stays so."""
+        went_by_candidate, is_planned = self.by_client_id_next, self.recheck_at < float("inf")
+        if self.record.state.decided and (went_by_candidate or is_planned):
             self.recheck_soon = True
         elif self.record.state.decided:
             self.recheck_at = self.queried_at

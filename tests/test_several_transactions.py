@@ -695,6 +695,22 @@ async def test_a_notification_does_not_end_the_later_look_of_the_next_process(
 
 
 @EXISTS
+async def test_a_sale_that_is_found_pending_keeps_its_later_look(service: FakeService, says: Script) -> None:
+    """One by the notification's own id is planned for the end of the window, when the index may lag behind still."""
+    service.scripts = [posted(1, says)]
+    service.instead = unlisted
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await service.clock.advance(100)
+        await tracker.notify(hint())
+        await service.clock.advance(400)
+        service.decide("Aceptado")
+        service.instead = lambda path: None
+        await service.clock.advance(150)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@EXISTS
 async def test_a_query_that_fails_does_not_end_the_later_look(service: FakeService, says: Script) -> None:
     """That of a notification, made again at once while the index lags: what was refused as existing is paid later."""
     lagging(service, 100)

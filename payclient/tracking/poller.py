@@ -154,7 +154,9 @@ class Poller:
         if ask is None or not self.asks.has(ask):
             ask = self.asks.add(record)
         if after is not None:
-            ask.recheck_at = self.clock.monotonic() + after
+            due = self.clock.monotonic() + after
+            # A later one stays: a list that lags has surely caught up by then.
+            ask.recheck_at = due if ask.recheck_at == math.inf else max(ask.recheck_at, due)
             if not ask.is_planned:
                 self.asks.due.put(ask, ask.recheck_at)
         else:

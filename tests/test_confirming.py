@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from itertools import repeat
 from typing import Any
 from unittest.mock import AsyncMock
+from urllib.parse import parse_qsl
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from werkzeug.datastructures import MultiDict
 
 import payclient
 from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
@@ -118,10 +120,10 @@ async def state_of(service: FakeService) -> payclient.State:
 async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) -> None:
     """Recorded first, then confirmed; the page loaded again gives the same outcome and asks no more."""
     async with prepared(service) as tracker:
-        outcome = await tracker.returned(service.pay("form-1"))
+        # Its parameters stand behind those of the shop's own address, also in Flask's mapping, in whatever letter case.
+        outcome = await tracker.returned(MultiDict(parse_qsl(f"id=77&{service.pay('form-1')[1:]}")))
         assert (outcome.paid, outcome.state, outcome.transaction_id) == (True, State.ACCEPTED, 5001)
         assert outcome.report is not None
-        # Its parameters stand behind those of the shop's own address, in whatever letter case.
         for query in (
             {"id": "5001", "clientTransactionId": "form-1"}, "id=77&cart=9&ID=5001&clienttransactionid=form-1",
         ):  # fmt: skip

@@ -137,8 +137,9 @@ def finish_output() -> bool:
 
 
 def again() -> str:
-    """Return the command line of this run, without the password of a ledger."""
-    return shlex.join(("payclient", *map(without_password, command_line.get())))
+    """Return the command line of a next run: without the password of a ledger, and without consent to a new one."""
+    given = (each for each in command_line.get() if each != "--new-ledger")
+    return shlex.join(("payclient", *map(without_password, given)))
 
 
 def without_password(text: str) -> str:

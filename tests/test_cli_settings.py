@@ -1,6 +1,7 @@
 """`payclient.toml`: where it is found, what wins over it, and what it must not hold."""
 
 import codecs
+import errno
 import os
 import re
 from pathlib import Path
@@ -129,6 +130,17 @@ def test_home_comes_last(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (shop / "payclient.toml").write_text('ledger = "sqlite:mine.db"\n')
     assert main(["charge", "shop/rent.csv", "--batch", "rent", "--dry-run"]) == 2
     assert "must have a section [batch.rent]" in capfd.readouterr().err
+
+
+def test_a_place_that_cannot_be_looked_at_is_named(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+    """As `~/.config` under `sudo -u shop`, where HOME is still root's."""
+
+    def locked(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", locked)
+    assert main(["ledger", "list", "--ledger", "sqlite:l.db"]) == 2
+    assert "payclient.toml: PermissionError: Permission denied" in capfd.readouterr().err
 
 
 def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

@@ -101,7 +101,8 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         return 2
     except OSError as error:
-        terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))
+        place = "" if error.filename is None else f"{error.filename}: "
+        terminal.complain(reason(f"{place}{type(error).__name__}: {error.strerror}"))
         return 2
     finally:
         is_lost = terminal.finish_output()

@@ -109,7 +109,7 @@ class MerchantApi:
         """Return the answer and the transaction id in it."""
         books, settings = self._books, self._books.settings
         is_query, is_counted = operation == "status", operation != "regions"
-        books.tally.update(requests=is_counted, queries=is_query)
+        books.tally.update(requests=int(is_counted), queries=int(is_query))
         language = preferred_language(request.headers.get("Accept-Language", ""))
         status, headers = 200, {}
         try:

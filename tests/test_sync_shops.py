@@ -78,6 +78,10 @@ def test_two_preloaded_workers_over_one_postgresql(
         assert (answer.status, answer.headers.get_content_type()) == (409, "text/plain")
         # A query may decide a sale before its notification is answered.
         wait_until(lambda: service.counts.notifications_sent == 4)
+        # An order that is paid, by who goes back in the browser; orders and forms that nobody made.
+        assert request(shop.url, "/form/order-0")[0] == 409
+        for path in ("/orders/nobodys", "/orders/nobodys/status", "/back/nobodys?id=1"):
+            assert request(shop.url, path)[0] == 404
         page = request(shop.url, "/form/cart-1")[1]
         assert request(shop.url, "/form/cart-1")[1] == page
         (form,) = service.forms.values()

@@ -39,6 +39,7 @@ from payclient.session import Exchange
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.followup import Followed
 from payclient.tracking.tracker import Tracker
+from payclient.validation import check_type
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -79,6 +80,7 @@ def instrument(
         ) from None
     if isinstance(tracker, sync.Tracker):
         tracker = tracker._run(tracker._aopen)
+    check_type("tracker", tracker, Tracker)
     session, asks, clock = tracker._poller.session, tracker._poller.asks, tracker._poller.clock
     tracer = trace.get_tracer("payclient", tracer_provider=tracer_provider)
     meter = metrics.get_meter("payclient", meter_provider=meter_provider)

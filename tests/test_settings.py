@@ -20,6 +20,7 @@ from payclient import PaySession, PrepareRequest, SaleRequest
 from payclient.ledger import archive_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
+from payclient.telemetry import instrument
 from payclient.tracking.context import TrackerOptions
 from payclient.web import redirect_page, waiting_page
 from test_ledger import url_of
@@ -145,6 +146,7 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "link": lambda tracker, _, wrong: redirect_page(wrong),
     "status_url": lambda _, pending, wrong: waiting_page(pending, wrong),
     "amount": lambda _, pending, wrong: waiting_page(pending, "/status", amount=wrong),
+    "tracker of instrument": lambda tracker, _, wrong: instrument(wrong),
 }
 
 

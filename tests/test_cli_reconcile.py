@@ -233,12 +233,16 @@ def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path,
     assert not row.strip(), "one currency, one line"
 
 
+@pytest.mark.parametrize("euros", ["11.50,EUR", "EUR 11.50,", "11.50 €,"])
 def test_money_of_another_currency_is_not_counted_as_the_ledgers(
-    month: Book, tmp_path: Path, capfd: Said
+    month: Book, tmp_path: Path, capfd: Said, euros: str
 ) -> None:
-    """Beside a payment in dollars a line in euros is euros, in the table and in the report."""
+    """Beside a payment in dollars a line in euros is euros, in the table and in the report, also by its sign alone."""
     file, report = tmp_path / "s.csv", tmp_path / "r.csv"
-    file.write_text("client_transaction_id,amount,currency\nrent-1,11.50,EUR\nrent-2,11.50,USD\n")
+    file.write_text("client_transaction_id,amount,currency\nrent-1,€ 11.50,USD\n")
+    assert main(["reconcile", str(file)]) == 2
+    assert "has the sign of another currency" in capfd.readouterr().err
+    file.write_text(f"client_transaction_id,amount,currency\nrent-1,{euros}\nrent-2,11.50,USD\n")
     assert main(["reconcile", str(file), "--report", str(report)]) == 3
     out = capfd.readouterr().out
     assert re.search(r"amounts differ +1 +EUR 0\.00 +EUR 11\.50\s+USD 11\.50 +USD 0\.00", out)

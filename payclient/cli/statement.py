@@ -14,7 +14,7 @@ from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import InvalidRequestError
 from payclient.events import escape_text
 from payclient.profile import ServiceProfile
-from payclient.rows.cells import CellError, RowError, find_mark, read_cell
+from payclient.rows.cells import CellError, RowError, find_mark, read_cell, signed_currency
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
 from payclient.rows.records import Records, named, read_records
 from payclient.validation import to_service
@@ -183,13 +183,15 @@ def _entry(
     ids = {name: escape_text(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
     number, cents = ids.get("transaction_id", ""), 0
     is_number = _NUMBER.fullmatch(number) is not None
+    currency = escape_text(str(row.get("currency") or "").strip()) or currency
     if sign is not None:
         amount, negative = _unsigned(row.get("amount", ""))
         if not ids:
             raise CellError("names no payment")
         if number and not is_number:
             raise CellError("transaction_id: must be a number, 1 or more")
-        cents = read_cell(amount, "amount", mark)
+        cents = read_cell(amount, "amount", mark, currency=currency)
+        currency = currency or signed_currency(str(amount))
         if type(cents) is not int or cents < 0:
             raise CellError("amount: must be given")
         cents *= -1 if negative else sign
@@ -198,7 +200,7 @@ def _entry(
         transaction_id=int(number) if is_number else None,
         client_transaction_id=ids.get(KEY),
         amount=cents,
-        currency=escape_text(str(row.get("currency") or "").strip()) or currency,
+        currency=currency,
     )
 
 

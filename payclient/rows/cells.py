@@ -92,6 +92,12 @@ def cents_of(text: str, mark: str, currency: str | None = None) -> int:
     return int(re.sub(r"[^0-9]", "", match["whole"])) * 100 + int(decimals.ljust(2, "0"))
 
 
+def signed_currency(text: str) -> str | None:
+    """Return the currency whose sign or code an amount has; None for `$`, and for an amount without one."""
+    match = re.search(r"US\$|S/|[€£]|[A-Z]{3}", text)
+    return None if match is None else _SIGNS.get(match[0], match[0])
+
+
 # --- Cells
 
 NOT_TEXT = "must be a text, because a number keeps no zero in front: format the column as text"

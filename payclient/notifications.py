@@ -127,9 +127,8 @@ def parse_return(
     The parameters are appended to the address's own, so the last of a name counts. `client_transaction_id` is the
     merchant's own record of which form it was, for redirects that bring none. Raises `InvalidNotificationError`.
     """
-    if (
-        values_of := getattr(query, "getlist", None)
-    ) is not None:  # Flask's mapping has the first value of a name
+    values_of = getattr(query, "getlist", None)
+    if values_of is not None:  # Flask's mapping has the first value of a name
         query = {name: values_of(name)[-1] for name in query}
     found = {name.lower(): value for name, value in _read_query(query)}
     client_id = found.get(names.client_transaction_id.lower(), client_transaction_id)

@@ -413,7 +413,7 @@ def test_names_are_shown_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_ledgers_password_is_not_printed() -> None:
-    """The command that goes on and the plan name a ledger without what opens it."""
+    """The command that goes on and the plan name a ledger without what opens it, or consent to another one."""
     for text, shown in (
         ("--ledger=postgresql://shop:s3cr:e/t@x@db/shop", "--ledger=postgresql://shop:***@db/shop"),
         ("postgres://shop:secret@a,b/shop?x=1", "postgres://shop:***@a,b/shop?x=1"),
@@ -427,6 +427,7 @@ def test_a_ledgers_password_is_not_printed() -> None:
         ("sqlite:charges:1@2.db", "sqlite:charges:1@2.db"),
     ):
         assert terminal.without_password(text) == shown
-        token = terminal.command_line.set(("charge", "a.csv", "--ledger", text))
+        new = ("--new-ledger", "--new-ledger=true")
+        token = terminal.command_line.set(("charge", "a.csv", *new, "--ledger", text))
         assert terminal.again() == shlex.join(("payclient", "charge", "a.csv", "--ledger", shown))
         terminal.command_line.reset(token)

@@ -138,7 +138,7 @@ def finish_output() -> bool:
 
 def again() -> str:
     """Return the command line of a next run: without the password of a ledger, and without consent to a new one."""
-    given = (each for each in command_line.get() if each != "--new-ledger")
+    given = (each for each in command_line.get() if each.partition("=")[0] != "--new-ledger")
     return shlex.join(("payclient", *map(without_password, given)))
 
 

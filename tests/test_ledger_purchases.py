@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asyncpg
 import attrs
@@ -31,7 +32,7 @@ from payclient.events import (
     ReversalNotSent,
     ReversalPermitted,
 )
-from payclient.ledger import Ledger, PurchaseHeldError, Shared, backup_ledger
+from payclient.ledger import Ledger, PurchaseHeldError, Shared, backup_ledger, batch
 from payclient.ledger.postgres import PostgresDatabase
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
@@ -159,6 +160,13 @@ async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:
     ]  # fmt: skip
 
 
+async def test_asks_come_in_the_order_of_their_permits(ledger: Ledger) -> None:
+    """Also where the clock was set back between two."""
+    for name, at in (("first", NOW), ("second", NOW - 3600)):
+        await permitted(ledger, sale(name, at), PATHS[State.REFUSED][0])
+    assert [each.client_transaction_id for each in await ledger.asks("order")] == ["first", "second"]
+
+
 async def test_an_id_and_a_purchase_are_looked_up_at_once(ledger: Ledger) -> None:
     """The same as one after the other, also of several that are looked up together."""
     await permitted(ledger, sale("first"), PATHS[State.REFUSED][0])
@@ -194,6 +202,26 @@ async def test_a_correction_may_make_it_paid_twice(
         await ledger.note_overpaid(NOW + 93)
     assert [each.event for each in await ledger.history("first")].count("Overpaid") == 1
     await error_of(PurchaseHeldError, ledger.permit(sale("third", beside_open_form=True)))
+
+
+async def test_a_third_payment_is_said_though_its_process_died(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed right after its commit; the second one was said before."""
+    async with opened(postgres.url(database)) as ledger:
+        assert isinstance(ledger, Shared)
+        names = ("first", "second", "third")
+        records = [await permitted(ledger, sale(name), *PATHS[State.REFUSED]) for name in names]
+        for record in records:
+            with monkeypatch.context() as killed:
+                if record is records[-1]:
+                    killed.setattr(batch, "_note_overpaid", AsyncMock())
+                await ledger.apply(
+                    record, FoundAccepted(at=NOW + 90, transaction_id=8 + records.index(record))
+                )
+        await ledger.note_overpaid(NOW + 91)
+        said = [each for each in await ledger.changes() if each.event == "Overpaid"]
+        assert [each.client_transaction_id for each in said] == ["second", "third"]
 
 
 async def test_two_payments_at_once_are_seen(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

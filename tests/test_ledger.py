@@ -161,7 +161,8 @@ async def test_second_attempt(ledger: Ledger) -> None:
 async def test_what_the_caller_has_wrong(ledger: Ledger) -> None:
     """An attempt without the one before it, or no fresh one, gets no permit; what is not there takes no event."""
     for wrong in (
-        fresh(attempt=2), attrs.evolve(fresh(), version=1), attrs.evolve(fresh(), state=State.PENDING),
+        fresh(attempt=0), fresh(attempt=2),
+        attrs.evolve(fresh(), version=1), attrs.evolve(fresh(), state=State.PENDING),
     ):  # fmt: skip
         await error_of(TransitionError, ledger.permit(wrong))
         await error_of(TransitionError, ledger.apply(wrong, NotSent(at=NOW)))
@@ -424,7 +425,8 @@ async def test_it_survives(url: str) -> None:
         history, key = await ledger.history("order-1"), ledger.digest_key
         permit = asyncio.ensure_future(ledger.permit(fresh("queued")))
         await asyncio.sleep(0)
-    assert await permit
+    async with asyncio.timeout(10):
+        assert await permit
     async with opened(url, create=False) as ledger:
         found = await ledger.get_many(["order-1", "queued"])
         assert found == {"order-1": record, "queued": fresh("queued")}
@@ -492,6 +494,17 @@ async def test_forgotten(url: str) -> None:
     await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) == 1))  # the writer's has ended
     async with opened(url) as ledger:
         assert await ledger.get("order-1") == fresh()
+
+
+def test_forgotten_after_its_loop(url: str) -> None:
+    """Collected once its loop is closed, it says that it was not closed, and nothing else."""
+
+    def run() -> None:
+        asyncio.run(open_ledger(url))
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed ledger"):
+        run()
 
 
 @pytest.mark.parametrize(

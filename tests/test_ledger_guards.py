@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -158,6 +159,7 @@ async def test_a_change_is_the_next_one(shell: Shell) -> None:
             ("attempt_id", "NULL"),
         ):
             assert not await shell.add_change("accepted", verb=verb, **{name: value}), (verb, name, value)
+    assert not await shell.add_change("unknown", before="'sending'", version="version + 2")
 
 
 async def test_what_is_written_stays(shell: Shell, tmp_path: Path) -> None:
@@ -196,6 +198,18 @@ async def test_only_what_is_decided_is_archived_by_hand(
         f"INSERT INTO archived ({same}, amount, state, decided_at, archived_at{ask}) "
         f"SELECT {same}, {amount}, {state}, 1.0, 2.0{one} FROM live_records WHERE client_transaction_id = {name}"
     )
+
+
+async def test_no_form_with_links_is_archived_by_hand(shell: Shell) -> None:
+    """Its links may be handed out."""
+    await shell.ledger.keep_links(await brought(shell.ledger, State.CANCELLED), "{}", NOW + 1000)
+    ((number,),) = await shell.run("SELECT id FROM attempts")
+    sql = read_statements(f"{shell.kind}.sql")["archive"]
+    for mark, value in zip(re.findall(r"\$\d|\?", sql), ("2.0", f"'[{number}]'"), strict=True):
+        sql = sql.replace(mark, value, 1)
+    assert await shell.is_refused(sql)
+    await shell.ledger.drop_links(NOW + 1000)
+    assert not await shell.is_refused(sql)
 
 
 async def test_no_archived_permit_is_written_by_hand(shell: Shell, tmp_path: Path) -> None:

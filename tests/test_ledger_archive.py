@@ -388,16 +388,21 @@ async def test_permits_while_the_disk_is_slow(
     assert gone == {"a", "c"}
 
 
-@pytest.mark.parametrize("fault", [OSError("full"), None], ids=["full", "damaged"])
+@pytest.mark.parametrize("fault", ["full", "cut", "changed"])
 async def test_a_disk_that_fails(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError | None
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Nothing is deleted that is not on the disk as it was written."""
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
     before, file = await known(url), tmp_path / "archive"
     # Instead of the sync: the disk loses what it took.
-    lose = Mock(side_effect=fault or (lambda _: os.truncate(file, 5)))
+    faults: dict[str, Any] = {
+        "full": OSError("full"),
+        "cut": lambda _: os.truncate(file, 5),
+        "changed": lambda _: file.write_bytes(b" " * file.stat().st_size),
+    }
+    lose = Mock(side_effect=faults[fault])
     with monkeypatch.context() as patched:
         patched.setattr(archives, "_sync", Mock())
         patched.setattr(os, "fsync", lose)

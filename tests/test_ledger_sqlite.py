@@ -74,10 +74,11 @@ async def test_only_the_owner_may_read(path: Path) -> None:
     assert modes == dict.fromkeys(FILES, 0o600)
 
 
-async def test_a_symbolic_link(path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+async def test_a_symbolic_link(path: Path, mode: int) -> None:
     """The file and its log are tightened where they are, by whatever name they are opened."""
     await filled(path)
-    os.chmod(path, 0o644)
+    os.chmod(path, mode)
     os.mkdir(f"{path}.d")
     os.symlink(path, f"{path}.d/link")
     ledger = await SqliteLedger.open(f"{path}.d/link")

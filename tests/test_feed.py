@@ -85,6 +85,26 @@ async def test_what_changes_as_the_feed_is_read_comes_out(service: FakeService) 
         assert (await asyncio.wait_for(anext(tracker.outcomes()), 2)).paid is True
 
 
+async def test_a_feed_that_has_read_all_reads_no_more_until_something_changes(service: FakeService) -> None:
+    """However much has changed before."""
+
+    class Counting(MemoryLedger):
+        reads = 0
+
+        async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+            self.reads += 1
+            assert self.reads < 10
+            return await super().changes(since, limit)
+
+    async with tracking(service, Counting()) as tracker:
+        feed = tracker.outcomes()
+        for number in range(2):
+            following = asyncio.ensure_future(anext(feed))
+            await asyncio.sleep(0)
+            await paid(service, tracker, number)
+            assert (await in_time(following)).paid is True
+
+
 async def test_what_another_process_decided_comes_out(service: FakeService) -> None:
     """Whoever waits for the feed there is woken."""
     ledger = SharedLedger()

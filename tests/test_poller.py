@@ -39,12 +39,14 @@ from fake_service import (
     tracking,
 )
 from fake_service import hint as told_of
+from manual_clock import ManualClock
 from payclient.events import Evidence, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile
 from payclient.schedule import phase
 from payclient.tracking import poller
-from payclient.tracking.poller import EXPIRIES_AT_ONCE
+from payclient.tracking.poller import EXPIRIES_AT_ONCE, REQUESTS_AT_ONCE
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 
@@ -354,6 +356,53 @@ async def test_an_expiry_whose_write_raises_anything_ends_nothing(
         assert min(b - a for a, b in pairwise(tries)) >= 1
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_each_fault_of_the_queries_is_logged_once(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it comes."""
+    service.status_scripts = [lambda: refusal(0, status=503), lambda: refusal(7)] * 3
+    async with selling(service):
+        await service.clock.advance(200)
+    assert not service.status_scripts
+    assert len([each for each in caplog.messages if "a status query failed" in each]) == 2
+
+
+async def test_an_unknown_sale_is_queried_ever_more_slowly_where_queries_fail(service: FakeService) -> None:
+    """Also when it is old enough for a proof that it is absent."""
+    service.instead = lambda _: refusal(0, status=503)
+    async with selling(service, lost_request):
+        await service.clock.advance(700)
+    assert 1 <= len([each for each in service.queried_at if each >= 600]) <= 5
+
+
+async def test_while_as_many_queries_as_may_be_are_under_way_no_timer_is_set_for_others() -> None:
+    """They begin as the first of those is answered."""
+
+    class Counting(ManualClock):
+        timers = 0
+
+        def call_at(self, *arguments: Any) -> Any:
+            self.timers += 1
+            assert self.timers < 1000
+            return super().call_at(*arguments)
+
+    service, gate = FakeService(Counting()), Gate()
+
+    async def held_up(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.method == "GET":
+            await gate()
+        return await service(request, before_send)
+
+    async with tracking(service, transport=held_up) as tracker:
+        for number in range(REQUESTS_AT_ONCE + 1):
+            await tracker.sale(sale(f"order-{number}"))
+        await service.clock.advance(20)
+        assert not service.queries
+        gate.go.set()
+        await service.clock.advance(1)
+        assert len(set(service.queries)) == REQUESTS_AT_ONCE + 1
 
 
 async def test_a_state_word_that_nobody_knows_is_queried_slowly(service: FakeService) -> None:

@@ -141,6 +141,16 @@ async def test_unmatched_and_conflicting_notifications_change_nothing(service: F
     await error_of(payclient.TrackerClosedError, tracker.notify(hint()))
 
 
+async def test_a_wall_clock_that_was_set_back_mutes_no_conflict(service: FakeService) -> None:
+    """One hint a second that anybody can send is written, whatever hour it is called."""
+    async with selling(service) as (tracker, _):
+        for number in (7, 8):
+            assert await tracker.notify(hint(number)) is Receipt.CONFLICT
+            service.clock.jump_wall(-3600)
+            await service.clock.advance(1)
+    assert (await events_of(service.ledger)).count("Conflicted") == 2
+
+
 async def test_another_id_of_a_paid_sale_is_a_conflict_too(service: FakeService) -> None:
     """It is no late notification of the sale, whose own transaction is known."""
     async with selling(service) as (tracker, pending):

@@ -131,8 +131,12 @@ async def test_a_form_found_pending_is_paid_by_another_transaction(service: Fake
     await work
     ledger._attempts["form-1"] = [died]  # noqa: SLF001 - the process was killed before it wrote how it ended
     async with tracking(service, ledger, PROFILE) as tracker:
+        await service.clock.advance(1000)
         service.pay("form-1", 5001, transactionStatus="Pending")
-        await (await pending_of(tracker, "form-1")).check()
+        pending = await pending_of(tracker, "form-1")
+        ends = pending.expires_at
+        assert (await pending.check()).state is State.PENDING
+        assert pending.expires_at == ends, "its links live as long as before"
         service.sales[5001]["transactionStatus"] = "Canceled"
         outcome = await passing(service, tracker.returned(service.pay("form-1", 5002)))
         assert (outcome.paid, outcome.transaction_id) == (True, 5002)

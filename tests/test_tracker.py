@@ -133,6 +133,17 @@ async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service:
         assert (await pending_of(tracker)).outcome.paid is True
 
 
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_tracker_that_can_query_nothing_warns(
+    service: FakeService, caplog: pytest.LogCaptureFixture, is_own: bool
+) -> None:
+    """A status source of the user's own is as good as the profile's."""
+    source = AsyncMock(return_value=None) if is_own else None
+    async with tracking(service, profile=payclient.ServiceProfile(name="bare"), status=source):
+        pass
+    assert ("no status source" in caplog.text) is not is_own
+
+
 async def test_the_same_request_again_sends_nothing(service: FakeService) -> None:
     """A double click gets the same sale, open or decided."""
     async with tracking(service) as tracker:

@@ -211,7 +211,7 @@ async def test_an_expiry_that_is_never_written_hangs_nobody() -> None:
 
 
 @in_virtual_time
-async def test_a_tracker_that_closes_writes_once_more() -> None:
+async def test_a_tracker_that_closes_writes_once_more(caplog: pytest.LogCaptureFixture) -> None:
     """The disk has room again just before: the answer is on record, and nothing is unknown at the next start."""
     full = True
     ledger = FailingLedger(lambda name: full and name == "apply")
@@ -220,6 +220,7 @@ async def test_a_tracker_that_closes_writes_once_more() -> None:
         await asyncio.sleep(100.0)
         full = False
     assert await state_in(ledger) is State.PENDING
+    assert "could not take the end" not in caplog.text
 
 
 @in_virtual_time

@@ -188,12 +188,15 @@ async def test_an_expired_sale_frees_its_customer_early(service: FakeService, wa
     assert service.posted_at["row-1"] < 310
 
 
-async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
-    """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService, scale: float) -> None:
+    """Nobody knows since when it runs: the sale window and 60 s, not the total time-out; scaled as the window."""
     service.scripts = [lost_request]
     service.status_scripts = [lambda: refusal(20, status=404)] * 1000
-    assert len(await charged(service, rows(2, customers=1), each_second=silent, seconds=4000)) == 2
-    assert 358 <= service.posted_at["row-1"] <= 362
+    profile = attrs.evolve(PROFILE, sale_window=300 * scale)
+    results = await charged(service, rows(2, customers=1), profile=profile, each_second=silent, seconds=4000)
+    assert len(results) == 2
+    assert 360 * scale - 2 <= service.posted_at["row-1"] <= 360 * scale + 2
 
 
 async def test_both_limits_hold(service: FakeService) -> None:
@@ -421,6 +424,7 @@ async def test_a_limited_wait_does_not_begin_anew(service: FakeService) -> None:
         {"max_in_flight": 0}, {"max_pending": 0}, {"max_in_flight": math.nan}, {"max_pending": math.nan},
         {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
         {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
+        {"retry": {"refused", "all"}},
     ],
 )  # fmt: skip
 async def test_bad_limits_are_refused(service: FakeService, options: dict[str, Any]) -> None:

@@ -16,6 +16,9 @@ _Callback = Callable[..., object]
 # Passes through the event loop after a callback: enough for a chain of tasks that wake each other.
 _SETTLING_PASSES = 10
 
+# So many timers of one moment are no work, but a loop that spins: it is named, and does not hang the suite.
+_SPINNING = 20_000
+
 
 @define(order=True)
 class _ManualTimer:
@@ -62,7 +65,10 @@ class ManualClock:
             raise ValueError("monotonic time does not go back; jump_wall moves the wall clock alone")
         target = self._monotonic + seconds
         await self._settle()  # tasks that were only just started may still set a timer within this step
+        fired = 0
         while (when := self.next_timer) is not None and when <= target:
+            fired = 0 if when > self._monotonic else fired + 1
+            assert fired < _SPINNING, f"timers without end at {self._monotonic} s"
             timer = heapq.heappop(self._timers)
             self._monotonic = max(self._monotonic, when)
             timer.callback(*timer.args)

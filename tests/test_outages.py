@@ -15,9 +15,9 @@ import pytest
 import payclient
 from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, pushed, tracking, waited
 from fake_ledgers import FailingLedger, HookedLedger, disk_full
-from fake_service import error_of, events_of, pending_of
+from fake_service import Gate, error_of, events_of, pending_of, record_in
 from manual_clock import ManualClock
-from payclient.events import Event
+from payclient.events import Created, Event, Notified
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, advance
 from payclient.tracking.late_writes import LateWrites
@@ -289,6 +289,26 @@ async def test_each_line_counts_what_failed_since_the_one_before(caplog: pytest.
         await clock.advance(seconds)
         late.failed(payclient.LedgerUnavailableError("disk full"))
     assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2, 1]
+
+
+async def test_two_who_write_the_same_lose_nothing_that_fails_meanwhile() -> None:
+    """One of them ends as all is written, and the other after the next event could not be written."""
+    first, second = Gate(), Gate()
+    writes = iter((disk_full, first, second))
+    ledger = HookedLedger(before={"Created": lambda: next(writes)(), "Notified": disk_full})
+    late, record = LateWrites(ledger, ManualClock()), Record(client_transaction_id="order-1", created_at=0.0)
+    assert await ledger.permit(record)
+    await late.write(record, Created(at=1.0, expires_at=300.0, transaction_id=1000))
+    writers = [asyncio.ensure_future(late.write_now("order-1")) for _ in range(2)]
+    await second.there.wait()
+    first.go.set()
+    await writers[0]
+    event = Notified(at=2.0, transaction_id=1000)
+    await late.write(await record_in(ledger, "order-1"), event)
+    second.go.set()
+    await writers[1]
+    assert [each for _, each in late.kept["order-1"]] == [event]
+    await late.aclose()
 
 
 @in_virtual_time

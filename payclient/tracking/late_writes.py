@@ -133,8 +133,8 @@ class LateWrites:
                 return True
             if late and late[0][1] is event:
                 del late[0]
-            if not late:
-                self.kept.pop(client_transaction_id, None)
+            if not late and self.kept.get(client_transaction_id) is late:  # else another call has ended it
+                del self.kept[client_transaction_id]
         return False
 
     async def aclose(self) -> None:

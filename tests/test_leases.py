@@ -18,7 +18,7 @@ import payclient
 from crowd import Service, in_virtual_time
 from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
-from fake_ledgers import SharedLedger, Woken, disk_full, once
+from fake_ledgers import HookedSharedLedger, SharedLedger, Woken, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -382,6 +382,23 @@ async def test_what_was_sent_again_elsewhere_and_is_paid_is_found_here(service: 
         await service.clock.advance(60)
         assert not deaf.open_sales()
         assert (await pending_of(deaf)).outcome.paid
+
+
+async def test_the_late_answer_of_a_write_is_not_put_over_what_others_wrote_since(
+    service: FakeService,
+) -> None:
+    """A person decided a sale between the commit of its expiry here and the answer to that."""
+    ours = HookedSharedLedger(after={"Expired": (gate := Gate())})
+    async with tracking(service, ours) as tracker, tracking(service, SharedLedger(ours)) as other:
+        pending = await tracker.sale(sale())
+        waiting = asyncio.ensure_future(pending.wait())
+        while not gate.there.is_set():
+            await service.clock.advance(1)
+        await other.resolve("order-17", as_="accepted", actor="Ana", reason="called")
+        assert (await waiting).paid is True
+        gate.go.set()
+        await service.clock.advance(1)
+        assert (pending.state, pending.outcome.paid) == (State.ACCEPTED, True)
 
 
 @in_virtual_time

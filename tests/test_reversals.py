@@ -390,13 +390,16 @@ async def test_a_copy_of_a_refused_reversal_may_come_later(service: Service, fai
         assert (await record_in(service.ledger)).state is State.REVERSED
 
 
-async def test_a_query_on_its_way_does_not_tell_what_a_refused_reversal_did(service: Service) -> None:
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_query_on_its_way_tells_nothing_of_a_reversal(
+    service: Service, caplog: pytest.LogCaptureFixture, refused: bool
+) -> None:
     """Its answer is from before the request that gave the payment back, and comes after it."""
     gate = Gate()
 
     async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         said = await service(request, before_send)
-        if request.method == "GET" and service.clock.monotonic() > 5 and not gate.go.is_set():
+        if request.method == "GET" and service.clock.monotonic() > 5 and not gate.there.is_set():
             await gate()
         return said
 
@@ -405,13 +408,14 @@ async def test_a_query_on_its_way_does_not_tell_what_a_refused_reversal_did(serv
         await service.clock.advance(10)
         checking = asyncio.ensure_future((await pending_of(tracker)).check())
         await gate.there.wait()
-        service.reverse_scripts = [(refusal(20), True)]
+        service.reverse_scripts = [(refusal(20), True)] if refused else []
         reversing = asyncio.ensure_future(tracker.reverse(pending))
         await service.clock.advance(2)
         gate.go.set()
         await service.clock.advance(2)
         assert (await reversing).state is State.REVERSED
         await checking
+    assert "order-17: given back, and yet accepted" not in alarms(caplog)
 
 
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:

@@ -27,7 +27,7 @@ from payclient.errors import (
 )
 from payclient.events import Evidence, Exhausted, FoundAccepted, Lost
 from payclient.ledger import Change
-from payclient.lifecycle import DROPPED, PAID, Record, State
+from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import STATE_WORDS
@@ -77,16 +77,19 @@ class StatusQueries:
 
     async def query(self, ask: Followed, query: TransactionRef) -> StatusReport | None:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
-        was_paid = ask.record.state in PAID
+        before = ask.record.state
         answered, report = await self._request(ask, query)
-        if not answered or self._is_overtaken(ask, query, was_paid=was_paid):
+        if not answered or self._is_overtaken(ask, query, before):
             return None
-        return await self.take(ask, query, report, was_paid=was_paid)
+        return await self.take(ask, query, report, before)
 
     async def take(
-        self, ask: Followed, query: TransactionRef, report: StatusReport | None, *, was_paid: bool = False
+        self, ask: Followed, query: TransactionRef, report: StatusReport | None, before: State = State.UNKNOWN
     ) -> StatusReport | None:
-        """Write what an answer that came just now means, and return the report if it is ours."""
+        """Write what an answer that came just now means, and return the report if it is ours.
+
+        `before` is the state of the ask as the query was made.
+        """
         if report is None:
             reading = self._reader(ask, query).not_found()
         else:
@@ -101,7 +104,7 @@ class StatusQueries:
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
                 answered, report = await self._request(ask, by_client_id)
-            if not answered or self._is_overtaken(ask, query, was_paid=was_paid):
+            if not answered or self._is_overtaken(ask, query, before):
                 return None
             reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
@@ -112,19 +115,19 @@ class StatusQueries:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
 
-    def _is_overtaken(self, ask: Followed, query: TransactionRef, *, was_paid: bool) -> bool:
+    def _is_overtaken(self, ask: Followed, query: TransactionRef, before: State) -> bool:
         """Return whether the answer to this query may by now be out of date, or about something else.
 
-        Meanwhile another process has found the ask paid, or bound it to another transaction; or a newer attempt was
-        sent, which a query by client transaction id may have found.
+        Meanwhile another process has found the ask paid, or bound it to another transaction, or it was given back; or a
+        newer attempt was sent, which a query by client transaction id may have found.
         """
         record, bound_to = ask.record, ask.record.transaction_id
         newest = self._asks.find(record.client_transaction_id)
         by_client_id = query.transaction_id is None and query.candidate_id is None
         is_of_another = bound_to is not None and query.candidate_id not in (None, bound_to)
         is_of_a_newer = by_client_id and newest is not None and newest.record.attempt > record.attempt
-        is_paid_since = record.state in PAID and not was_paid
-        return is_of_another or is_of_a_newer or is_paid_since
+        is_approved_since = record.state in APPROVED and record.state is not before
+        return is_of_another or is_of_a_newer or is_approved_since
 
     def _reader(self, ask: Followed, query: TransactionRef) -> AnswerReader:
         """Return the reader of an answer that came just now."""

@@ -1127,6 +1127,35 @@ async def test_a_query_that_began_while_another_process_sent_decides_nothing(ser
         assert (await record_in(ledger)).state is State.UNKNOWN
 
 
+@pytest.mark.parametrize("word", ["Pendiente", "Aceptado"])
+async def test_an_answer_about_what_is_being_sent_is_none_about_a_refused_attempt(
+    service: FakeService, caplog: pytest.LogCaptureFixture, word: str
+) -> None:
+    """The later look at the first attempt is on its way as the second is sent, whose answer comes last of all."""
+    query, held = Gate(), Held()
+    later = query.before(service, "/client/order-17")
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        is_look = service.clock.monotonic() > 1 and not query.there.is_set()
+        return await (later if is_look else service)(request, before_send)
+
+    service.scripts = [BUSY, held]
+    async with tracking(service, transport=transport) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        await service.clock.advance(1000)
+        assert query.there.is_set()
+        sending = asyncio.create_task(tracker.sale(sale()))
+        await held.there.wait()
+        service.decide(word)
+        query.go.set()
+        await service.clock.advance(0.5)
+        held.go.set()
+        assert (await outcome_of(service, await sending)).paid is (True if word == "Aceptado" else None)
+        changes = await tracker.history("order-17")
+        assert [each.event for each in changes if each.attempt == 1] == ["Permitted", "Refused"]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

@@ -160,6 +160,9 @@ class StatusQueries:
             rate.note_success(made_at)
             self._refused_at = math.inf
             ask.failures = 0
+            if ask.record.state is State.REFUSED:
+                with suppress(LedgerError):  # a newer attempt may be on its way, which the query found
+                    await self._asks.reread(ask)
             return True, report
         self._failed += WEIGHT * (1.0 - self._failed)
         ask.note_unanswered(query.candidate_id)

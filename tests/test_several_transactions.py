@@ -1156,6 +1156,31 @@ async def test_an_answer_about_what_is_being_sent_is_none_about_a_refused_attemp
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize("word", ["Pendiente", "Aceptado", "Cancelado"])
+async def test_two_processes_that_send_a_refused_sale_again_have_one_sale(
+    service: FakeService, caplog: pytest.LogCaptureFixture, word: str
+) -> None:
+    """The one looks for the refused attempt as the other sends the next, which is what it finds."""
+    ledger, query = SharedLedger(), Gate()
+    service.scripts = [BUSY]
+    async with (
+        tracking(service, ledger) as tracker,
+        tracking(
+            service, SharedLedger(ledger), transport=query.before(service, "/client/order-17")
+        ) as another,
+    ):
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        await service.clock.advance(30)
+        late = asyncio.create_task(another.sale(sale()))
+        await query.there.wait()
+        pending = await tracker.sale(sale())
+        service.decide(word)
+        query.go.set()
+        assert (await late).attempt == pending.attempt == 2
+    assert service.posted == {"order-17": 1}
+    assert not alarms(caplog)
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

@@ -339,19 +339,12 @@ class Refusals:
         return found[record.client_transaction_id]
 
     async def _find_refused(self, before: Record, doubted: Sequence[Record]) -> Record | None:
-        identifier = before.client_transaction_id
-        try:
-            report = await self._find(before, doubted)
-        except Exception as failed:  # a user's own source may raise anything
-            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
-            raise NotSentError(words, client_transaction_id=identifier) from None
-        doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
-        if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
-            found = "not found" if report is None else "found"
-            words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
-            raise NotSentError(words, client_transaction_id=identifier)
+        identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
         if report is None:
             return None
+        newest = await self._poller.asks.ledger.get(identifier)
+        if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
+            return newest  # another process has sent it since, which was found
         if self._poller.confirmer.awaits_confirmation(before, report):
             report = attrs.evolve(report, state="Pendiente")
         now, policy = self._poller.clock.time(), self._poller.policy
@@ -369,6 +362,21 @@ class Refusals:
             words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if is_paid else None
+
+    async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
+        """Do what `_find` does. Raises `NotSentError` where that fails, or other credentials leave a doubt."""
+        identifier = before.client_transaction_id
+        try:
+            report = await self._find(before, doubted)
+        except Exception as failed:  # a user's own source may raise anything
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
+        if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
+            found = "not found" if report is None else "found"
+            words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
+            raise NotSentError(words, client_transaction_id=identifier)
+        return report
 
     async def _find(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
         """Query by each transaction id that was named, then by client transaction id; return the first that decides.

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, once
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
 from fake_service import (
     FakeService,
     Gate,
@@ -18,6 +18,7 @@ from fake_service import (
     answer,
     collected_by,
     error_of,
+    events_of,
     form,
     held_by,
     hint,
@@ -688,6 +689,18 @@ async def test_a_confirmation_waits_a_while_for_a_ledger_that_fails(
         assert gone.called
         assert 5001 not in service.confirms
         await assert_paid(service, tracker, 40)
+
+
+async def test_a_return_that_is_written_late_is_written_before_its_answer(service: FakeService) -> None:
+    """The card was declined, which settles what came back: written after that, it held the purchase for an hour."""
+    failures = [disk_full, disk_full]
+    ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
+    async with prepared(service, ledger=ledger) as tracker:
+        query = service.pay("form-1", 5001, transactionStatus="Canceled")
+        await error_of(payclient.LedgerUnavailableError, tracker.returned(query))
+        await service.clock.advance(30)
+        assert (await events_of(ledger, "form-1"))[2:] == ["Returned", "FoundCancelled"]
+        assert (await tracker.purchase("cart-1")).held_until is None
 
 
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 import attrs
 
 from payclient.clock import Clock, cancel_all, drain, sleep, start
-from payclient.errors import TransitionError
+from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
@@ -60,6 +60,8 @@ class LateWrites:
     async def write(self, record: Record, event: Event) -> Record:
         """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
         try:
+            if await self.write_now(record.client_transaction_id):
+                raise LedgerUnavailableError("an earlier event of the ask is not written yet")
             return await self._write(record, event)
         except Exception as error:  # whatever it is: what was sent must not be called unsent
             self.failed(error)

@@ -418,6 +418,34 @@ async def test_a_query_on_its_way_tells_nothing_of_a_reversal(
     assert "order-17: given back, and yet accepted" not in alarms(caplog)
 
 
+async def test_what_is_given_back_is_what_the_permit_is_for(service: Service) -> None:
+    """Another transaction is found paid in the place of the first, as the process waits for its token."""
+    token, ledger, profile = Gate(), SharedLedger(), attrs.evolve(PROFILE, status=None)
+    found = payclient.StatusReport(
+        state="Aceptado", transaction_id=1000, client_transaction_id="order-17", amount=1150
+    )
+    source = AsyncMock(side_effect=lambda query: found)
+
+    async def slowly() -> str:
+        await token()
+        return "token"
+
+    async with (
+        tracking(service, ledger, profile, source) as tracker,
+        tracking(service, SharedLedger(ledger), profile, source, token=slowly) as another,
+    ):
+        pending = await paid(service, tracker)
+        reversing = asyncio.create_task(another.reverse(await pending_of(another)))
+        await token.there.wait()
+        service.add_sale(1001)
+        found = attrs.evolve(found, transaction_id=1001, others=(1000,))
+        await service.clock.advance(1)
+        assert (await pending.check()).transaction_id == 1001
+        token.go.set()
+        assert (await reversing).state is State.REVERSED
+    assert service.reversals == [1001]
+
+
 async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
     """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
     service.scripts = [posted(1, FakeService.take)]

@@ -19,14 +19,15 @@ from payclient.errors import (
 from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
+from payclient.profile import UndoProfile
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.wire import undo_request
 
 
-def _one_id(record: Record, by_transaction_id: object) -> dict[str, Any]:
+def _one_id(record: Record, undo: UndoProfile | None) -> dict[str, Any]:
     """Return the id by which a request names the sale: the service's where it is known, and the profile has a path."""
-    if by_transaction_id and record.transaction_id is not None:
+    if undo is not None and undo.by_transaction_id and record.transaction_id is not None:
         return {"transaction_id": record.transaction_id}
     return {"client_transaction_id": record.client_transaction_id}
 
@@ -85,9 +86,8 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
 
 async def _withdraw(poller: Poller, record: Record) -> Outcome:
     """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
-    cancel = poller.session.profile.cancel
     try:
-        await poller.session.cancel(**_one_id(record, cancel and cancel.by_transaction_id))
+        await poller.session.cancel(**_one_id(record, poller.session.profile.cancel))
         is_undone = await _is_undone(poller, record, accepted_counts=True)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
@@ -118,17 +118,17 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
         )
     if words is not None:
         raise UsageError(words, client_transaction_id=identifier)
-    by = _one_id(record, profile.reverse and profile.reverse.by_transaction_id)
+    by = _one_id(record, profile.reverse)
     # An operation that the profile lacks costs no permit.
     undo_request(profile, "reverse", by.get("transaction_id"), by.get("client_transaction_id"))
     words = "the tracker was closed before the reversal was on record; the next process finds out"
-    return await poller.finish(_reverse_or_follow(poller, record, by), identifier, words)
+    return await poller.finish(_reverse_or_follow(poller, record), identifier, words)
 
 
-async def _reverse_or_follow(poller: Poller, record: Record, by: dict[str, Any]) -> Outcome:
+async def _reverse_or_follow(poller: Poller, record: Record) -> Outcome:
     """Do what `_reverse` does. Where others cancel all tasks of the process, a query finds how that ended."""
     try:
-        return await _reverse(poller, record, by)
+        return await _reverse(poller, record)
     except asyncio.CancelledError:
         if poller.asks.is_open:  # else the next process follows it
             poller.recheck(record)
@@ -141,7 +141,7 @@ async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> 
         raise NotSentError("stopped between the permit and the send")
 
 
-async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcome:
+async def _reverse(poller: Poller, record: Record) -> Outcome:
     """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
     # Before the permit: without a token nothing can be sent.
@@ -159,6 +159,7 @@ async def _reverse(poller: Poller, record: Record, by: dict[str, Any]) -> Outcom
     if asks.leases is not None:
         asks.leases.ours.add(identifier)
     asks.touch()
+    by = _one_id(permitted, poller.session.profile.reverse)  # another transaction may be the paid one by now
     try:
         await poller.session.reverse(**by, before_send=partial(_check_time, clock, wall, steady, total))
     except NotSentError:

@@ -16,7 +16,7 @@ import crowd
 import payclient
 from crowd import Service, hint, in_virtual_time, now, push, pushed, waited
 from crowd import tracking as crowding
-from fake_ledgers import HookedLedger, once
+from fake_ledgers import HookedLedger, HookedSharedLedger, SharedLedger, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -519,3 +519,20 @@ async def test_a_notified_form_without_an_id_to_query_by_is_looked_at_no_more_of
         async with asyncio.timeout(5):
             assert (await outcome_of(service, await pending_of(tracker, "form-1"))).paid is None
     assert not service.queries
+
+
+async def test_a_write_that_is_answered_late_takes_nothing_back(service: FakeService) -> None:
+    """The expiry is on record, and before its answer comes the process learns that another one has found it paid."""
+    gate = Gate()
+    ledger = HookedSharedLedger(after={"Expired": gate})
+    async with selling(service, ledger=ledger) as (_, pending):
+        service.instead = lambda path: answer(503, {})
+        wait = asyncio.create_task(pending.wait())
+        await service.clock.advance(301)
+        await gate.there.wait()
+        found = FoundAccepted(at=service.clock.time(), transaction_id=1000)
+        await SharedLedger(ledger).apply(await record_in(ledger), found)
+        assert (await wait).paid is True
+        gate.go.set()
+        await service.clock.advance(0.5)
+        assert pending.outcome.paid is True

@@ -238,7 +238,7 @@ class OpenAsks:
         before, identifier = ask.record, ask.record.client_transaction_id
         try:
             try:
-                self.update(ask, await self.ledger.apply(before, event))
+                self.learn(ask, await self.ledger.apply(before, event))
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
@@ -247,7 +247,7 @@ class OpenAsks:
                     raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
                 if ask.record is before:
                     raise  # no earlier event was missing
-                self.update(ask, await self.ledger.apply(ask.record, event))
+                self.learn(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:

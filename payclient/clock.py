@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
@@ -230,6 +231,8 @@ class Deadlines:
         self.loop = loop
         self._seconds = seconds
         self._queue: deque[Deadline] = deque()
+        #: Those of another length.
+        self._others: weakref.WeakSet[Deadline] = weakref.WeakSet()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> Deadline:
@@ -240,6 +243,7 @@ class Deadlines:
         deadline = Deadline(task, self.loop.time() + seconds)
         if seconds != self._seconds:
             deadline.timer = self.loop.call_at(deadline.when, deadline.fire)
+            self._others.add(deadline)
             return deadline
         queue = self._queue
         while queue and queue[0].done:
@@ -257,9 +261,10 @@ class Deadlines:
         self._timer = self.loop.call_at(queue[0].when, self._fire_due) if queue else None
 
     def close(self) -> None:
-        """End the calls that still run; those with a timer of their own end by it."""
+        """End the calls that still run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._queue:
-            self._queue.popleft().fire()
+        for deadline in (*self._queue, *self._others):
+            deadline.fire()
+        self._queue.clear()

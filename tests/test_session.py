@@ -248,17 +248,18 @@ def test_forked() -> None:
     assert (done.stdout, done.stderr) == (b"True\nTrue\n1 connection for both\n", b"")
 
 
-async def test_close_ends_calls_over_a_borrowed_connector() -> None:
-    """Calls that still run end as if cut, and the connector stays open."""
+@pytest.mark.parametrize("own", [None, TEN])
+async def test_close_ends_calls_over_a_borrowed_connector(own: Timeouts | None) -> None:
+    """Calls that still run end as if cut, also with a time-out of their own, and the connector stays open."""
     async with RawServer((read, write(answer({"transactionId": 12})), read, hang)) as server:
         connector = aiohttp.TCPConnector()
         session = PaySession(server.url, TOKEN, connector=connector)
         await session.sale(SALE)
-        call = asyncio.create_task(cast("Any", session.sale(SALE)))
+        call = asyncio.create_task(cast("Any", session.sale(SALE, timeouts=own)))
         try:
             await server.charged(2)
             await session.aclose()
-            done, _ = await asyncio.wait([call], timeout=60)
+            done, _ = await asyncio.wait([call], timeout=5)
             assert done
             assert type(call.exception()) is OutcomeUnknownError
             assert not connector.closed
@@ -266,6 +267,20 @@ async def test_close_ends_calls_over_a_borrowed_connector() -> None:
             call.cancel()
             await asyncio.wait([call])
             await connector.close()
+
+
+@in_virtual_time
+async def test_nothing_is_sent_after_a_close() -> None:
+    """Closing ends the call for a token, which a charge with a time-out of its own took for a reason to call again."""
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
+    session = session_over(fake, tokens)
+    call = asyncio.create_task(cast("Any", session.sale(SALE, timeouts=TEN)))
+    await turns()
+    assert tokens.go is not None
+    tokens.go.set()
+    await session.aclose()
+    assert (await ended(call))[0] is NotSentError
+    assert (tokens.asked, fake.requests) == (1, [])
 
 
 # --- What was sent decides

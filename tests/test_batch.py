@@ -801,6 +801,12 @@ async def test_nobody_waits_for_results_outside_the_block(service: FakeService) 
         async with payclient.charge_all(tracker, rows(1), wait=0) as results:
             assert len(await all_of(results)) == 1
         assert await all_of(results) == []
+        for count in range(20):  # two readers: in one of these turns the first has just been given a result
+            two = [sale(f"of-{count}", "0984111222"), sale(f"and-{count}", "0984111333")]
+            async with payclient.charge_all(tracker, two, wait=0, rate=0.001) as results:
+                readers = [asyncio.ensure_future(anext(results)) for _ in range(2)]
+                await turns(count)
+            await in_time(asyncio.gather(*readers, return_exceptions=True))
 
 
 async def test_leaving_a_batch_that_is_full_ends_though_its_requests_wait(service: FakeService) -> None:

@@ -138,6 +138,8 @@ class Charges(AsyncIterator[ChargeResult]):
         result = await self._results.get()
         if result is not None:
             self._start_ready()
+            if self._exited:  # another one may wait, too
+                self._end_readers()
             return result
         self._results.put_nowait(None)  # for a second call after the end
         if self._failure is not None:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -114,6 +115,22 @@ async def test_an_owner_in_another_container_is_not_this_process(tmp_path: Path)
         LedgerInUseError, open_ledger(f"sqlite:{path}"), match="in use by another process;"
     )
     assert caught.owner is None
+    os.close(elsewhere)
+
+
+async def test_two_who_find_a_ledger_owned_at_once_name_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each saw the other's open lock file, and said that their own process owned the ledger."""
+    path, both, lock = tmp_path / "charges.db", threading.Barrier(2, timeout=60), fcntl.flock
+    elsewhere = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT)
+    lock(elsewhere, fcntl.LOCK_EX)
+    os.write(elsewhere, b"1\n")
+    monkeypatch.setattr(fcntl, "flock", lambda *given: (both.wait(), lock(*given)))
+    opens = [
+        error_of(LedgerInUseError, open_ledger(f"sqlite:{path}"), match="by process 1;") for _ in range(2)
+    ]
+    assert [each.owner for each in await asyncio.gather(*opens)] == [1, 1]
     os.close(elsewhere)
 
 

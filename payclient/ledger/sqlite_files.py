@@ -183,7 +183,9 @@ def _in_use(file: int) -> LedgerInUseError:
     written = os.pread(file, 20, 0).strip()
     owner = int(written) if written.isdigit() else None
     with _guard:  # another thread may release one meanwhile
-        is_ours = any(os.path.sameopenfile(file, each) for each in _held - {file})
+        is_open = any(os.path.sameopenfile(file, each) for each in _held - {file})
+    # Without an id yet, its owner has locked it just now.
+    is_ours = is_open and owner in (os.getpid(), None)
     if owner == os.getpid() and not is_ours:
         owner = None  # a process of another container, which has the same id there
     who = "another process" if owner is None else f"process {owner}"

@@ -282,9 +282,7 @@ class OpenAsks:
         return is_news
 
     def update(self, ask: Followed, record: Record) -> None:
-        """Replace the ask's record by a newer one, which the answer to an earlier write may not be any more."""
-        if record.attempt == ask.record.attempt and record.version < ask.record.version:
-            return
+        """Replace the ask's record by a newer one."""
         before, ask.record = ask.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.created, ask.expires = self._times(record, self.clock.monotonic())

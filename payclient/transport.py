@@ -39,9 +39,6 @@ Connector = aiohttp.BaseConnector
 #: Where a connection that carried a request keeps the poll of its socket.
 _POLL = "_payclient_poll"
 
-#: Where a connection has a mark from the request to the end of reading its answer. aiohttp lends it out before that.
-_READING = "_payclient_reading"
-
 _DEAD = "the connection was dead before the first byte"
 
 #: Bytes of an answer that are read; the service's are a few hundred.
@@ -56,7 +53,6 @@ class _Call(Payload):
 
     #: None before the first byte.
     transport: asyncio.Transport | None = None
-    protocol: ResponseHandler | None = None
 
     def __init__(self, body: bytes, before_send: BeforeSend | None) -> None:
         self.body = body
@@ -123,14 +119,13 @@ class _ProvingRequest(ClientRequest):
         protocol, call = conn.protocol, self._call
         # Check a pooled connection before spending the permit: if it is closed or has unread bytes, the session retries
         # on another.
-        if protocol is None or not _alive(protocol) or _is_readable(protocol) or hasattr(protocol, _READING):
+        if protocol is None or not _alive(protocol) or _is_readable(protocol):
             raise NotSentError(_DEAD)
         if call.before_send is not None:
             await call.before_send()
             if not _alive(protocol):
                 raise NotSentError(_DEAD)
-        call.transport, call.protocol = protocol.transport, protocol
-        setattr(protocol, _READING, True)
+        call.transport = protocol.transport
         # From here to the write nothing is awaited.
         return await super().send(conn)
 
@@ -205,9 +200,6 @@ class AiohttpTransport:
             finally:
                 if not response.closed:
                     response.release()
-            # The caller decides without waiting whether to discard it.
-            if call.protocol is not None:
-                delattr(call.protocol, _READING)
             discard = None if call.transport is None else call.transport.abort
             return HttpResponse(response.status, response.headers, body, discard)
         except asyncio.CancelledError:

@@ -17,6 +17,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -193,6 +194,10 @@ class AiohttpTransport:
                 allow_redirects=False,
                 proxy_headers=None if self._proxy_headers is None else self._proxy_headers.reveal(),
             )
+            protocol = None if response.connection is None else response.connection.protocol
+            if response.status != HTTPStatus.OK and protocol is not None:
+                # Else aiohttp lends it out with the answer's last byte, before the caller can discard it.
+                protocol.force_close()
             try:
                 body = await response.content.readany()
                 if not response.content.at_eof():

@@ -625,6 +625,21 @@ async def test_close_after_an_answer_out_of_step(monkeypatch: pytest.MonkeyPatch
         await session.aclose()
 
 
+@pytest.mark.parametrize("permit", [None, Permit()], ids=["", "permit"])
+async def test_a_connection_whose_answer_is_not_read_yet(permit: Permit | None) -> None:
+    """aiohttp gives it back with the answer's last byte. The query fails and closes it: under another's charge."""
+    head, connector = write(b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\n"), aiohttp.TCPConnector()
+    async with (
+        RawServer((read, head, next_turns, write(b"{}"), *OTHER), OTHER) as server,
+        session_to(server.url, connector=connector, profile=QUERIES) as session,
+    ):
+        query = asyncio.ensure_future(session.status(transaction_id=12, repeat=False))
+        while not (connector._conns or query.done()):  # noqa: ASYNC110, SLF001 - nobody is told
+            await asyncio.sleep(0)
+        assert (await session.sale(sale_request(), before_send=permit)).transaction_id == 13
+        assert type((await asyncio.gather(query, return_exceptions=True))[0]) is OutcomeUnknownError
+
+
 @pytest.mark.parametrize("excess", [b"xx", b"\r\n", BOGUS], ids=["garbage", "line", "answer"])
 async def test_excess_after_an_answer(excess: bytes, context: ssl.SSLContext | None) -> None:
     """Bytes after an answer's end are no part of it, and none of the next one's."""

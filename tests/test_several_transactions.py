@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import AsyncMock
@@ -44,7 +45,7 @@ from fake_service import (
     unlisted,
     when,
 )
-from payclient.events import Evidence, FoundAccepted
+from payclient.events import Evidence, FoundAccepted, Notified
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
@@ -1330,6 +1331,23 @@ async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeServic
         service.status_scripts = []
         service.decide("Aceptado")
         assert (await first.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+@pytest.mark.parametrize("identifier", ["order-17", "another"])
+async def test_a_sale_notified_right_before_its_next_permit_is_not_sent(
+    service: FakeService, identifier: str
+) -> None:
+    """Another process is told of what something in front repeated, as the permit is on its way to the ledger."""
+    ledger = HookedLedger()
+    service.scripts = [posted(1, refuses(800))]
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        told = Notified(at=service.clock.time(), transaction_id=1000)
+        ledger.before = {"Permitted": partial(ledger.apply, await record_in(ledger), told)}
+        await error_of(payclient.NotSentError, tracker.sale(sale(identifier), purchase="cart"))
+        service.decide("Aceptado")
+        assert (await tracker.sale(sale(), purchase="cart")).outcome.paid is True
     assert service.posted == {"order-17": 1}
 
 

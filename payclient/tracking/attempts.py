@@ -308,8 +308,6 @@ class Attempts:
 
     async def _permit(self, attempt: Attempt) -> None:
         """Insert the attempt; raising anything means that no byte leaves."""
-        if attempt.refused:
-            await self.refusals.check_unchanged(attempt.refused)
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = self._record(attempt)
         denied: Exception | None = None
@@ -322,6 +320,8 @@ class Attempts:
             raise denied or PermitDeniedError
         if self._asks.leases is not None:
             self._asks.leases.ours.add(attempt.request.client_transaction_id)
+        if attempt.refused:  # after the permit: a later notification finds this attempt
+            await self.refusals.check_unchanged(attempt.refused)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:

@@ -305,10 +305,10 @@ class Refusals:
 
     async def check_unchanged(self, refused: Sequence[Record]) -> None:
         """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
-        newest = await self._poller.asks.ledger.get_many([each.client_transaction_id for each in refused])
+        found, _ = await self._poller.asks.ledger.find([each.client_transaction_id for each in refused])
         for each in refused:
-            now = newest.get(each.client_transaction_id)
-            if now is not None and now.attempt == each.attempt and now.version > each.version:
+            attempts = found.get(each.client_transaction_id, ())[each.attempt - 1 :]
+            if attempts and attempts[0].version > each.version:
                 words = "an earlier attempt was notified, or found, as this one connected"
                 raise NotSentError(words, client_transaction_id=each.client_transaction_id)
 

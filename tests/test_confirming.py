@@ -44,7 +44,7 @@ from fake_service import (
     unlisted,
 )
 from payclient.events import Conflicted, DecidedRefused, Evidence, FoundAccepted, Notified, Prepared, Returned
-from payclient.ledger import Ledger
+from payclient.ledger import Change, Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.session import PaySession
@@ -1166,6 +1166,45 @@ async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: F
         await living.notify(hint(1000))
         await until(service, lambda: 5001 in service.confirmed, 5)
     assert await state_of(service) is State.ACCEPTED
+
+
+async def test_a_look_that_ends_leaves_a_look_to_who_takes_over_meanwhile(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form was given up and paid since the look began; its process ended, and another is taking over what it had."""
+    for name, value in (("RENEW", 0.02), ("PAGE", 1), ("ABANDONED_ROUNDS", 10**9)):
+        monkeypatch.setattr(leases, name, value)
+    ledger, look, claim = SharedLedger(), Gate(), Gate()
+    other, changes, claim_due = SharedLedger(ledger), ledger.changes, ledger.claim_due
+
+    async def read(since: int, limit: int | None = None) -> list[Change]:
+        if limit is None and not look.there.is_set():
+            await look()
+            return []
+        return await changes(since, limit or 500)
+
+    async def claimed(limit: int, seconds: float) -> list[Record]:
+        found = await claim_due(limit, seconds)
+        if not found and look.there.is_set():
+            await claim()  # after it has taken over
+        return found
+
+    async with tracking(service, ledger, PROFILE) as living:
+        async with tracking(service, other, PROFILE) as dead:
+            for number in (1, 2):
+                await dead.sale(sale(f"order-{number}"))
+        monkeypatch.setattr(ledger, "changes", read)
+        monkeypatch.setattr(ledger, "claim_due", claimed)
+        ledger.holders["order-1"] = (None, 0.0)  # its lease is over
+        await look.there.wait()
+        await paid_after_it_was_given_up(service, other)
+        ledger.holders["order-2"] = (None, 0.0)
+        await living.notify(hint(1001, "order-2"))
+        await claim.there.wait()
+        look.go.set()
+        await service.clock.advance(1)
+        claim.go.set()
+        await until(service, lambda: 5001 in service.confirmed, 5)
 
 
 async def test_one_look_at_the_feed_for_all_that_is_taken_over(

@@ -204,10 +204,18 @@ class Leases:
                     [each for each in left if each.kind == "form" or not open_ask(each.client_transaction_id)]
                 )
             if self._must_look:
-                await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
-                self._must_look = False
+                await self._look_for_abandoned()
         except LedgerError as error:
             self._asks.late.failed(error)
+
+    async def _look_for_abandoned(self) -> None:
+        """Look for abandoned forms. What is claimed meanwhile needs a look of its own."""
+        self._must_look = False
+        try:
+            await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
+        except BaseException:
+            self._must_look = True
+            raise
 
     async def _read_untaken(self) -> dict[str, Record]:
         """Read what is held and not followed. What others write meanwhile is read again in the next round."""

@@ -1171,7 +1171,7 @@ async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: F
 async def test_a_look_that_ends_leaves_a_look_to_who_takes_over_meanwhile(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The form was given up and paid since the look began; its process ended, and another is taking over what it had."""
+    """The form was given up and paid since the look began; its process ended, another is taking over what it had."""
     for name, value in (("RENEW", 0.02), ("PAGE", 1), ("ABANDONED_ROUNDS", 10**9)):
         monkeypatch.setattr(leases, name, value)
     ledger, look, claim = SharedLedger(), Gate(), Gate()

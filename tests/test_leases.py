@@ -689,6 +689,34 @@ async def test_a_failure_does_not_end_the_sharing(service: FakeService, error: E
         await until(lambda: asyncio.sleep(0.01, renew.await_count > 1))
 
 
+@in_virtual_time
+async def test_a_round_that_the_ledger_did_not_let_end_is_made_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A form that came back to a process that died is reversed unless another confirms it: 10 s count."""
+    monkeypatch.setattr(leases, "RENEW", 10.0)
+    ledger, times, loop = SharedLedger(), list[float](), asyncio.get_running_loop()
+    claim_due, renew = ledger.claim_due, ledger.renew
+
+    async def claims(limit: int, seconds: float) -> list[Record]:
+        times.append(loop.time())
+        if len(times) == 1:
+            raise LedgerUnavailableError("gone as it begins")
+        return await claim_due(limit, seconds)
+
+    async def renews(seconds: float) -> int:
+        times.append(loop.time())
+        if len(times) == 4:
+            raise LedgerUnavailableError("gone later")
+        return await renew(seconds)
+
+    monkeypatch.setattr(ledger, "claim_due", claims)
+    monkeypatch.setattr(ledger, "renew", renews)
+    async with crowding(Service(), ledger=ledger):
+        await asyncio.sleep(15)
+    assert [round(each - times[0]) for each in times] == [0, 2, 2, 12, 14, 14]
+
+
 async def test_an_expired_sale_that_nobody_holds(
     service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

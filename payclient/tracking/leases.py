@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from payclient.clock import Clock, cancel_all, start
 from payclient.errors import LedgerError
@@ -25,8 +25,9 @@ from payclient.tracking.recovery import recheck_unpaid, take_over
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-#: Seconds after which this process renews its leases.
-RENEW = 10.0
+#: Seconds after which this process renews its leases; and after which it tries again where the ledger failed, since a
+#: form that came back is reversed by the service unless somebody confirms it.
+RENEW, TRY_AGAIN = 10.0, 2.0
 
 #: Seconds beyond the total time-out after which nobody can be sending any more.
 SENDING_GRACE = 30.0
@@ -128,9 +129,9 @@ class Leases:
         self._changed: set[str] = set()  # written by others, to be read again
         #: Leases to hold without renewal, and for how many seconds; not written yet.
         self._deferred: dict[str, float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._reading: asyncio.Task[None] | None = None
-        self._claiming: asyncio.Task[None] | None = None
+        self._claiming: asyncio.Task[bool] | None = None
         self._unwatch: Callable[[], None] | None = None
 
     def is_here(self, client_transaction_id: str) -> bool:
@@ -155,13 +156,14 @@ class Leases:
         self._unwatch = self._ledger.watch(self._note_change)  # first, so that nothing is missed
         self._ledger.hold(self._sending_after)
         await self._compare()  # another tracker over this ledger may have left something
-        await self._claim()
-        start(self._run_rounds(), self._tasks)
+        start(self._run_rounds(await self._claim()), self._tasks)
 
-    async def _run_rounds(self) -> None:
+    async def _run_rounds(self, is_done: bool) -> None:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
         for rounds in count(1):
-            await asyncio.sleep(RENEW)
+            await asyncio.sleep(RENEW if is_done else min(RENEW, TRY_AGAIN))
+            is_done = False
+            self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
             try:
                 deferred, self._deferred = self._deferred, {}
                 if deferred:
@@ -169,8 +171,7 @@ class Leases:
                 was_lost = await self._ledger.renew(LEASE) != len(self.ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
-                self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
-                await self._claim()
+                is_done = await self._claim()
             except LedgerError as error:
                 self._asks.late.failed(error)
             except Exception as error:  # our own error must not end it
@@ -181,11 +182,11 @@ class Leases:
         if (self._claiming is None or self._claiming.done()) and not self._asks.closed:
             self._claiming = start(self._claim(), self._tasks)
 
-    async def _claim(self) -> None:
+    async def _claim(self) -> bool:
         """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
 
         Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
-        Work that a failure of the ledger leaves over is done in the next round.
+        Return False where a failure of the ledger leaves work over, which is done in the next round.
         """
         is_more = True
         try:
@@ -207,6 +208,8 @@ class Leases:
                 await self._look_for_abandoned()
         except LedgerError as error:
             self._asks.late.failed(error)
+            return False
+        return True
 
     async def _look_for_abandoned(self) -> None:
         """Look for abandoned forms. What is claimed meanwhile needs a look of its own."""

@@ -324,7 +324,7 @@ async def export(
             with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
                 file.write(table_bytes(kind, COLUMNS, ()))
                 async for record in book.records():
-                    file.write(row_bytes(kind, COLUMNS, await _row(book, record)))
+                    file.write(row_bytes(kind, await _row(book, record)))
                     count += 1
                 file.flush()
     except OSError as error:
@@ -335,7 +335,7 @@ async def export(
         terminal.say(text("ledger.exported", count=count, file=out))
 
 
-async def _row(book: Ledger, record: Record) -> list[object]:
+async def _row(book: Ledger, record: Record) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
     row |= {name: terminal.iso(getattr(record, name)) for name in ("expires_at", *TIMES)}
     row |= {
@@ -348,4 +348,4 @@ async def _row(book: Ledger, record: Record) -> list[object]:
         for change in await book.history(record.client_transaction_id):
             if (change.attempt, change.evidence) == (record.attempt, record.evidence) and change.detail:
                 row |= {name: json.loads(change.detail).get(name) for name in ("actor", "reason")}
-    return [*row.values()]
+    return row

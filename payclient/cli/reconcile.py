@@ -205,7 +205,7 @@ def reconcile(
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
     if report is not None:
-        rows = [[*pair.row().values()] for pair in pairs]
+        rows = (pair.row() for pair in pairs)
         _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, rows, dialect))
     if html is not None:
         page = render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)

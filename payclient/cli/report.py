@@ -109,9 +109,6 @@ COLUMNS = (
     "evidence", *TIMES, "receipt", "purchase",
 )  # fmt: skip
 
-#: The place of the amount in units, beside that in cents.
-_UNITS = COLUMNS.index("amount") + 1
-
 
 def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = None) -> Line:
     """Return the line of a row by its outcome, or by the error that proves that this run created nothing."""
@@ -264,9 +261,10 @@ class Report:
         """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
         self.path = path
         self._kind, self._carried = path.suffix.lower(), carried
-        ours, first = {*COLUMNS, "line", "amount_units"}, COLUMNS[0]
-        kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
-        self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
+        ours, (first, *others) = {*COLUMNS, "line", "amount_units"}, COLUMNS
+        self._kept = [name if name not in ours else f"{name} (file)" for name in carried.names]
+        others.insert(others.index("amount") + 1, "amount_units")
+        self._names = (first, "line", *dict.fromkeys(self._kept), *others)
         #: The rows of an earlier run's report, by their client transaction ids as `defuse` writes them: the line, the
         #: cents and the currency of what was paid or is not decided; None of the others.
         self.earlier: dict[str, Place | None] = {}
@@ -284,7 +282,7 @@ class Report:
         """Add one line, whole or not at all; a spreadsheet is written by `rewrite` alone. Raises `OSError`."""
         if self._kind == ".xlsx":
             return
-        row = tables.row_bytes(self._kind, self._names, self._cells(line), self._carried.dialect)
+        row = tables.row_bytes(self._kind, self._row(line), self._carried.dialect)
         with open(self.path, "ab", buffering=0, opener=private) as file:
             size = file.tell()
             # The file may have been deleted: without a header the next run would not take it for a report.
@@ -302,10 +300,10 @@ class Report:
             file.write(self._content(lines))
 
     def _content(self, lines: Iterable[Line]) -> bytes:
-        return tables.table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect)
+        return tables.table_bytes(self._kind, self._names, map(self._row, lines), self._carried.dialect)
 
-    def _cells(self, line: Line) -> Sequence[object]:
-        cells = [*line.cells().values()]
+    def _row(self, line: Line) -> Mapping[str, object]:
         number, kept = self._carried.of(line.client_transaction_id)
-        units = Decimal(line.amount).scaleb(-2)
-        return cells[0], number, *kept, *cells[1:_UNITS], units, *cells[_UNITS:]
+        cells = dict(zip(self._kept, kept, strict=True)) | line.cells()
+        cells |= {"line": number, "amount_units": Decimal(line.amount).scaleb(-2)}
+        return {name: cells[name] for name in self._names}

@@ -76,23 +76,23 @@ def json_line(values: Mapping[str, object]) -> bytes:
     return json.dumps(values, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
 
 
-def row_bytes(kind: str, names: Sequence[str], row: Sequence[object], dialect: Dialect = Dialect()) -> bytes:
-    """Return a row of a file that ends in `.csv` or `.jsonl`."""
-    return csv_line(row, dialect) if kind == ".csv" else json_line(dict(zip(names, row, strict=True)))
+def row_bytes(kind: str, row: Mapping[str, object], dialect: Dialect = Dialect()) -> bytes:
+    """Return a row of a file that ends in `.csv` or `.jsonl`; its cells are in the order of the columns."""
+    return csv_line(row.values(), dialect) if kind == ".csv" else json_line(row)
 
 
 def table_bytes(
-    kind: str, names: Sequence[str], rows: Iterable[Sequence[object]], dialect: Dialect = Dialect()
+    kind: str, names: Sequence[str], rows: Iterable[Mapping[str, object]], dialect: Dialect = Dialect()
 ) -> bytes:
     """Return a whole file that ends in `.csv`, `.jsonl` or `.xlsx`."""
     if kind == ".xlsx":
         return _workbook(names, rows)
     bom = codecs.BOM_UTF8 if dialect.bom else b""
     head = bom + csv_line(names, dialect) if kind == ".csv" else b""
-    return head + b"".join(row_bytes(kind, names, row, dialect) for row in rows)
+    return head + b"".join(row_bytes(kind, row, dialect) for row in rows)
 
 
-def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+def _workbook(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> bytes:
     """Return a spreadsheet of one sheet; each text is a text, also one that begins with `=`."""
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
@@ -115,7 +115,7 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
             made.data_type = "s"
         return made
 
-    for row in (names, *rows):
+    for row in (names, *(row.values() for row in rows)):
         sheet.append([cell(value) for value in row])
     content = io.BytesIO()
     book.save(content)

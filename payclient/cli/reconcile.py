@@ -300,12 +300,11 @@ def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> Non
             )
             for n in (0, 1)
         )
-        name = label(kind) if kind == "all" else text(f"class.{kind}")
-        table.add_row(name, counted(len(pairs)), *sides)
+        table.add_row(label(kind), counted(len(pairs)), *sides)
     terminal.out().print(table)
     for kind, pairs, _ in classes:
         if pairs and kind != Class.AGREED:
-            terminal.print_result(f"{text(f'class.{kind}')}: {_named(pairs)}")
+            terminal.print_result(f"{label(kind)}: {_named(pairs)}")
     for fact in facts:
         terminal.say(fact)
 

@@ -72,7 +72,7 @@ def counted(number: int, noun: str = "") -> str:
 
 
 def label(word: str) -> str:
-    """Return the word of an outcome."""
+    """Return the word of an outcome, or of a class of `reconcile`."""
     return str(table()["label"].get(word, [word] * 2)[_place.get()]).partition("|")[0]
 
 

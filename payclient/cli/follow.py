@@ -38,7 +38,7 @@ async def follow(
     """
     options.check()
     stopped = asyncio.Event()
-    with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
+    with handled(stopped.set, stopped.set):
         async with options.tracker() as tracker:
             printing = asyncio.create_task(_print(tracker.outcomes(since)))
             stopping = asyncio.create_task(stopped.wait())

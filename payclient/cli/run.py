@@ -95,7 +95,7 @@ class Run:
 
     async def charge(self, options: ChargeOptions) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
-        with handled({"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}):
+        with handled(self._interrupt, self._terminate):
             async with options.tracker(self._note) as tracker:
                 self.progress.begin(location_of(options.ledger))
                 # Only decided rows are counted now. Refused ones may be tried again.

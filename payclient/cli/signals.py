@@ -2,19 +2,20 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 
 @contextmanager
-def handled(functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
-    """Call each function, in the loop, at the signal of its name. A signal that this system lacks is passed over.
+def handled(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
+    """Call `interrupt` at Ctrl-C, and `terminate` at SIGTERM and SIGHUP, in the loop.
 
-    SIGHUP stays ignored under `nohup`. Outside the main thread nothing is handled, and Ctrl-C ends the process.
+    SIGHUP stays ignored under `nohup`; Windows lacks it. Outside the main thread nothing is handled, and Ctrl-C ends
+    the process.
     """
     wake = asyncio.get_running_loop().call_soon_threadsafe
     with ExitStack() as stack:
-        for name, function in functions.items():
+        for name, function in (("SIGINT", interrupt), ("SIGTERM", terminate), ("SIGHUP", terminate)):
             number = getattr(signal, name, None)
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
                 continue

@@ -123,7 +123,7 @@ def _settings(profile: str | None, changes: tuple[str, ...], **windows: float | 
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> None:
     stopped = asyncio.Event()
     try:
-        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
+        with handled(stopped.set, stopped.set):
             async with simulator:
                 ready = json.dumps({"url": simulator.url, "token": token, "pid": os.getpid()})
                 terminal.print_result(text("simulate.listening", url=simulator.url))

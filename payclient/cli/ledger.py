@@ -281,12 +281,11 @@ async def resolve(
     _say_what_it_means(seen, as_)
     terminal.ask(text("ledger.decide"), "nothing was changed", yes=yes)
     async with opened(ledger, changes=True) as book:
-        record = await newest(book, identifier)
-        if (record.attempt, record.version) != (seen.attempt, seen.version):
+        if await newest(book, identifier) != seen:
             raise ConfigurationError(
                 f"{identifier} has changed meanwhile: look at it again; nothing was changed"
             )
-        after = await book.apply(record, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
+        after = await book.apply(seen, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
     terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor))
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
-from rich.markup import escape
 
 from payclient.batch import ChargeRow
 from payclient.cli import terminal
@@ -145,7 +144,6 @@ async def prepare(*, fields: FormOptions, options: ChargeOptions = ChargeOptions
     minutes = {name: text("form.left", count=count) for name, count in left.items()}
     terminal.print_facts({"payment id": form.payment_id, **minutes})
     for link in form.links.values():
-        # Whole on one line, so that it can be copied.
-        terminal.out().print(escape(link.url), soft_wrap=True, highlight=False)
+        terminal.plain(link.url)  # whole on one line, so that it can be copied
     terminal.say(text("form.send"))
     return 0

@@ -735,6 +735,20 @@ def test_a_hidden_row_is_not_charged_without_a_word(tmp_path: Path) -> None:
     assert left[1].startswith("n-1,0987000031,25.5,")
 
 
+def test_a_spreadsheet_that_is_saved_anew_meanwhile_is_read_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hidden row of the one and the shown rows of the other would be charged."""
+    rows = [[f"n-{n}", f"098700003{n}", 25.5] for n in range(2)]
+    path, shown = (sheet(tmp_path / name, SHEET[:3], *rows) for name in ("cobros.xlsx", "shown.xlsx"))
+    book = openpyxl.load_workbook(path)
+    book.active.row_dimensions[3].hidden = True
+    book.save(path)
+    unpack = zipfile.ZipFile
+    monkeypatch.setattr(zipfile, "ZipFile", lambda file: unpack(shown.replace(path) and file))
+    assert [row.key for row in read_file(path, TYPED).rows if row.request] == ["n-0"]
+
+
 def test_a_hidden_line_without_a_cell_is_an_empty_one(tmp_path: Path) -> None:
     """Spreadsheets hide the lines below the rows by the hundred. Nothing in them could be charged."""
     charges = [[f"n-{n}", f"098700003{n}", 25.5] for n in range(2)]

@@ -134,12 +134,12 @@ def read_records(path: Path, form: Layout) -> Records:
             raise InvalidRequestError(fault)
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
-        raw = b"" if kind in SHEETS else path.read_bytes()
+        raw = path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}") from None
     if kind in SHEETS:
         try:
-            return _read_sheet(path, form)
+            return _read_sheet(raw, form)
         # Calamine reads some files that the XML parser, or a look by exact names, does not.
         except _UNREADABLE as error:
             raise InvalidRequestError(
@@ -240,9 +240,9 @@ def _header_cells(lines: Sequence[str], delimiter: str) -> list[str]:
     return []
 
 
-def _read_sheet(path: Path, form: Layout) -> Records:
+def _read_sheet(raw: bytes, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
-    with CalamineWorkbook.from_path(path) as book:
+    with CalamineWorkbook.from_filelike(io.BytesIO(raw)) as book:
         shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
         sheets = {each: book.get_sheet_by_name(each) for each in shown}
         filled: dict[str, list[list[Any]]] = {
@@ -255,7 +255,7 @@ def _read_sheet(path: Path, form: Layout) -> Records:
     while header and not header[-1].strip():
         header.pop()
     _mark_merged(table, begin, sheets[sheet])
-    hidden = _mark_broken(table, path, sheet)
+    hidden = _mark_broken(table, raw, sheet)
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
@@ -293,12 +293,12 @@ def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
 
 
-def _mark_broken(table: list[list[Any]], path: Path, sheet: str) -> set[int]:
+def _mark_broken(table: list[list[Any]], raw: bytes, sheet: str) -> set[int]:
     """Put an error into each cell with one, or with a formula without its value, and return the lines that are hidden.
 
     Calamine reads such a cell as empty. Raises `InvalidRequestError` for an .ods file with any of them.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         if "content.xml" in archive.namelist():  # .ods
             content = archive.read("content.xml")
             for sign, fault in _OPEN_DOCUMENT.items():

@@ -378,6 +378,25 @@ async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: py
     await ledger.aclose()
 
 
+async def test_dead_links_of_an_owner_that_was_killed_before_it_wiped_them(path: Path) -> None:
+    """They are deleted, and in the write-ahead log that it left."""
+    ledger = await SqliteLedger.open(str(path))
+    await ledger.permit(fresh("a"))
+    await ledger.keep_links(fresh("a"), "s3cret", NOW)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM attempts").fetchall()
+        await ledger.drop_links(NOW)
+        left = path.parent / "left"
+        left.mkdir()
+        for name in ("charges.db", "charges.db-wal"):
+            shutil.copy(path.with_name(name), left)
+    await ledger.aclose()
+    async with opened(f"sqlite:{left / 'charges.db'}") as next_one:
+        assert await next_one.drop_links(NOW) is None
+        assert not any(b"s3cret" in each.read_bytes() for each in left.iterdir())
+
+
 async def test_a_log_that_its_owner_had_only_begun(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner was killed there: SQLite's own attempts to read without writing end after ten seconds, so others do."""
     await filled(path)

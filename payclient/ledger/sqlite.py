@@ -74,8 +74,9 @@ class SqliteDatabase:
         self._connection = connection
         self._cursors = cursors
         self.check_in_place = check_in_place
-        #: Whether every deleted link is gone from the pages of the file and its log, which any program may read.
-        self._is_wiped = True
+        #: Whether every deleted link is gone from the pages of the file and its log, which any program may read. An
+        #: owner that was killed may have left some.
+        self._is_wiped = False
 
     async def insert(self, permits: list[Row], changes: list[Row]) -> Container[str]:
         self._connection.execute("SAVEPOINT inserted")

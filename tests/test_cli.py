@@ -174,6 +174,24 @@ def test_on_a_terminal_it_asks(
         assert "is new: it knows no earlier charge" in said
 
 
+def test_a_ledger_that_goes_after_the_plan_is_not_made_anew(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    """The person agreed to one charge. A new ledger would charge the other again, also with --new-ledger."""
+    rows, ledger = rows_of("gone", 2), tmp_path / "ledger.db"
+    arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows[:1]))
+    assert main(arguments) == 0
+    write_csv(tmp_path / "charges.csv", rows)
+    arguments.remove("--yes")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(
+        "rich.console.Console.input", lambda *_, **__: ledger.rename(tmp_path / "gone") and "y"
+    )
+    assert main(arguments) == 2
+    assert "is not there, and a new one knows no earlier charge" in " ".join(capfd.readouterr().err.split())
+    assert len(willing.truth("gone-")) == 1
+
+
 def test_without_its_packages_it_says_what_to_install() -> None:
     """No cyclopts or no rich: one line, exit 2."""
     code = (

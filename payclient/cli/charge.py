@@ -101,8 +101,8 @@ def charge(
     if shown.dry_run:
         return 0 if can_send else 2
     terminal.ask(text("ask.send", count=plan.to_send), "nothing was sent", yes=shown.yes or not plan.to_send)
-    # A new ledger was agreed to: the plan showed it, or --new-ledger is given.
-    options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
+    # A new ledger was agreed to by the plan. One that the plan has read, and that is gone by now, is not made anew.
+    options = attrs.evolve(options, new_ledger=plan.known.new)
     if bad_file is not None:
         write_file("--skip-bad", *bad_file)
         terminal.say(text("file.left_out", count=len(rows.bad), path=shown.skip_bad))

@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
+from itertools import chain, islice, repeat
 from queue import SimpleQueue
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
@@ -423,7 +424,7 @@ class Charges(Iterator[ChargeResult]):
         check_type("tracker", tracker, Tracker)
         check_type("requests", requests, Iterable)
         is_list = isinstance(requests, list | tuple)  # which the batch reads by itself
-        self._requests = iter(() if is_list else requests)
+        self._requests: Iterator[_Read] = chain(() if is_list else requests, repeat(StopIteration()))
         self._read: asyncio.Queue[_Read] = asyncio.Queue()
         #: What was read and is to be handed over, also where the reader was interrupted in between.
         self._unfed: list[_Read] = []
@@ -443,17 +444,19 @@ class Charges(Iterator[ChargeResult]):
     def __next__(self) -> ChargeResult:
         while self._tracker._run(self._feed):
             try:
-                self._unfed.append(next(self._requests))
+                # Read and kept by one call: an interrupt comes between two.
+                self._unfed.extend(islice(self._requests, 1))
             except Exception as error:
                 self._unfed.append(error)
-        arrived, self._next = self._next, None
-        assert arrived is not None  # noqa: S101 - it was awaited
+        assert self._next is not None  # noqa: S101 - it was awaited
         try:
-            return arrived.result()
+            result = self._next.result()
         except StopAsyncIteration:
             raise StopIteration from None
         except asyncio.CancelledError:
             raise TrackerClosedError("the tracker was closed while this was waiting") from None
+        self._next = None
+        return result
 
     def stop(self, why: str) -> None:
         """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""

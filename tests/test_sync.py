@@ -433,6 +433,40 @@ def test_an_interrupt_loses_no_request(service: SimulatorThread, monkeypatch: py
     assert sorted(each.request_key for each in results) == ["row-0", "row-1", "row-2"]
 
 
+def test_an_interrupt_after_any_step_of_a_batch_loses_nothing(service: SimulatorThread) -> None:
+    """A signal's handler runs right after a call returned: what that has read, or its result, is not lost."""
+
+    def interrupting(step: int) -> Callable[..., None]:
+        left = iter(range(step, -1, -1))
+
+        def called(frame: types.FrameType, event: str, _: object) -> None:
+            if (frame.f_code.co_name, event) == ("__next__", "c_return") and next(left, 1) == 0:
+                raise KeyboardInterrupt
+
+        return called
+
+    is_interrupted, step = True, 0
+    with opening(service.url) as tracker:
+        while is_interrupted:
+            keys, results, is_interrupted = (
+                [f"{step}-{n}" for n in range(2)],
+                list[payclient.ChargeResult](),
+                False,
+            )
+            with sync.charge_all(tracker, iter([sale(key) for key in keys])) as charges:
+                sys.setprofile(interrupting(step))
+                try:
+                    results.extend(charges)
+                except KeyboardInterrupt:
+                    is_interrupted = True
+                finally:
+                    sys.setprofile(None)
+                results.extend(charges)
+            assert sorted(each.request_key for each in results) == keys
+            step += 1
+    assert step > 4
+
+
 def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:
     """What was read is charged, then the error is raised; a wrong option is refused as by the async one."""
 

@@ -327,8 +327,10 @@ def test_quiet_says_nothing_where_all_is_well(tmp_path: Path, mixed: Service, ca
     assert "give one of them" in capfd.readouterr().err
 
 
-def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
-    """Also while a send hangs: the ledger and the report hold what is known, and it is 130."""
+def test_ctrl_c_thrice_ends_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a send hangs: the ledger and the report hold what is known, it is 130, and the cursor is shown."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # for rich this is a terminal
+    monkeypatch.setenv("TERM", "xterm")
     file, report = write_csv(tmp_path / "charges.csv", rows_of("thrice", 2)), tmp_path / "report.csv"
     profile = tmp_path / "profile.toml"
     profile.write_text('name = "tests"\n')
@@ -345,7 +347,8 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) == 130
             connection.close()
-            process.communicate()
+            hide, show = "\x1b[?25l", "\x1b[?25h"
+            assert process.communicate()[1].rpartition(hide)[2].count(show) == 1
 
 
 def test_ctrl_c_twice_at_the_beginning_waits_for_nobody(

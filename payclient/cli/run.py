@@ -266,6 +266,7 @@ class Run:
                 self._charging.cancel()
         else:
             # Nothing is lost: the ledger and the report are written at each change.
+            terminal.err.show_cursor()  # which the live progress hides
             os._exit(130)
 
     def _terminate(self, place: int = 1) -> None:

@@ -278,6 +278,21 @@ os._exit(0)
     assert said == "still its own"
 
 
+def test_a_fork_amid_the_first_opening(tmp_path: Path) -> None:
+    """What a ledger needs is loaded just then: Python prints no error of the fork, and each process opens its own."""
+    program = """
+sys.unraisablehook = lambda raised: os._exit(1)
+kept = []
+os.register_at_fork(before=lambda: kept.append(asyncio.run(open_ledger("sqlite:" + sys.argv[1]))))
+child = os.fork()
+asyncio.run(open_ledger("sqlite:" + sys.argv[2 if child else 3]))
+if child:
+    print(os.waitpid(child, 0)[1], flush=True)
+os._exit(0)
+"""
+    assert run(PRELUDE + program, *(tmp_path / each for each in "abc")) == "0"
+
+
 async def test_a_lock_that_is_not_a_file(tmp_path: Path) -> None:
     """A FIFO or a link in the lock's place is refused without waiting, and the next opening works."""
     path, lock = tmp_path / "charges.db", tmp_path / "charges.db-lock"

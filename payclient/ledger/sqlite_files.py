@@ -141,8 +141,8 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 #: The lock files that this process has open.
 _held: set[int] = set()
-#: No fork comes between the opening of a lock file and its entry in `_held`.
-_guard = threading.Lock()
+#: No fork comes between the opening of a lock file and its entry in `_held`. Reentrant, so that it knows its owner.
+_guard = threading.RLock()
 
 
 def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
@@ -206,14 +206,20 @@ def _release(file: int) -> None:
 
 def _drop_in_child() -> None:
     """Close the copies that a child inherited: they would hold the lock after its parent's end."""
+    _guard._at_fork_reinit()  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
     for file in _held:
         os.close(file)
     _held.clear()
-    _guard.release()  # the fork waited for it: see `register_at_fork`
+
+
+def _end_fork() -> None:
+    # The fork did not take it where another thread loaded this module amid the fork, or Ctrl-C ended the wait.
+    with suppress(RuntimeError):
+        _guard.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_in_child)
+    os.register_at_fork(before=_guard.acquire, after_in_parent=_end_fork, after_in_child=_drop_in_child)
 
 
 # How it is opened

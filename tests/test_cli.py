@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -190,6 +191,19 @@ def test_a_ledger_that_goes_after_the_plan_is_not_made_anew(
     assert main(arguments) == 2
     assert "is not there, and a new one knows no earlier charge" in " ".join(capfd.readouterr().err.split())
     assert len(willing.truth("gone-")) == 1
+
+
+def test_a_run_has_the_profile_of_its_plan(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is written anew while the person is asked is for the next run."""
+    profile, other = Path(shutil.copy(willing.profile, tmp_path)), 'name = "other"\nsale_window = 1\n'
+    file = write_csv(tmp_path / "charges.csv", rows_of("planned", 1))
+    arguments = charge_arguments(Service(willing.url, profile), file)
+    arguments.remove("--yes")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda *_, **__: profile.write_text(other) and "y")
+    assert main(arguments) == 0
 
 
 def test_without_its_packages_it_says_what_to_install() -> None:

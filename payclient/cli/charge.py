@@ -101,13 +101,12 @@ def charge(
     if shown.dry_run:
         return 0 if can_send else 2
     terminal.ask(text("ask.send", count=plan.to_send), "nothing was sent", yes=shown.yes or not plan.to_send)
-    # A new ledger was agreed to by the plan. One that the plan has read, and that is gone by now, is not made anew.
-    options = attrs.evolve(options, new_ledger=plan.known.new)
     if bad_file is not None:
         write_file("--skip-bad", *bad_file)
         terminal.say(text("file.left_out", count=len(rows.bad), path=shown.skip_bad))
     run = Run(charges, limits, report=report, page=page, look=look)
-    code = asyncio.run(run.charge(options))
+    # A new ledger was agreed to by the plan. One that the plan has read, and that is gone by now, is not made anew.
+    code = asyncio.run(run.charge(options, create=plan.known.new))
     run.end(code)
     if look != "quiet":
         for line in next_steps(run.tally, location_of(options.ledger), code, window):

@@ -93,10 +93,13 @@ class Run:
         #: The exit code of what went wrong: 4 where the sending ended early, 5 where the report could not be written.
         self._fault = 0
 
-    async def charge(self, options: ChargeOptions) -> int:
-        """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
+    async def charge(self, options: ChargeOptions, *, create: bool | None = None) -> int:
+        """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent.
+
+        `create` is whether a missing ledger is made; None: as the options say.
+        """
         with handled(self._interrupt, self._terminate):
-            async with options.tracker(self._note) as tracker:
+            async with options.tracker(self._note, create=create) as tracker:
                 self.progress.begin(location_of(options.ledger))
                 # Only decided rows are counted now. Refused ones may be tried again.
                 async for line in self._ledger_lines(tracker):

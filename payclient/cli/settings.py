@@ -134,30 +134,35 @@ class ChargeOptions(ServiceOptions):
 
     @asynccontextmanager
     async def tracker(
-        self, on_exchange: Callable[[Exchange], object] | None = None
+        self, on_exchange: Callable[[Exchange], object] | None = None, *, create: bool | None = None
     ) -> AsyncIterator[Tracker]:
-        """Open the tracker. Raises `ConfigurationError` if the ledger does not exist and may not be made."""
+        """Open the tracker. Raises `ConfigurationError` if the ledger does not exist and may not be made.
+
+        `create` is whether it may; None: as the options say.
+        """
         try:
             async with open_tracker(
                 self.address(),
                 self.token(),
                 ledger=self.ledger or "",
                 profile=self.loaded_profile,
-                create=self._may_make,
+                create=self._may_make if create is None else create,
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
-            self.check_missing()
-            raise
+            raise self._missing() from None
 
     def check_missing(self) -> None:
         """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
         if not self._may_make:
-            raise ConfigurationError(
-                f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
-                "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
-            ) from None
+            raise self._missing()
+
+    def _missing(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
+            "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
+        )
 
     @property
     def _may_make(self) -> bool:

@@ -478,6 +478,24 @@ async def test_permits_beside_an_archive(postgres: PostgresServer, database: str
             assert found.archived or found.client_transaction_id in corrected
 
 
+async def test_two_archives_at_once(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one moves while the other reads is in the file of the one: the other wrote it without its changes."""
+    url, fetch = postgres.url(database), PostgresDatabase.fetch
+
+    async def interleaved(database: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+        if name == "archivable_changes" and not (tmp_path / "one").exists():
+            assert await archive_ledger(url, BEFORE, tmp_path / "one") == 1
+        return await fetch(database, name, parameters)
+
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+    monkeypatch.setattr(PostgresDatabase, "fetch", interleaved)
+    assert await archive_ledger(url, BEFORE, tmp_path / "other") == 0
+    assert [ids_in(tmp_path / each) for each in ("one", "other")] == [["order-1"], []]
+
+
 async def test_asks_are_numbered_on(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
     """Of two asks at once, one of which saw the purchase before the archive and one after it, one is refused."""
     url = postgres.url(database)

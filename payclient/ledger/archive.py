@@ -120,12 +120,15 @@ async def _lines(database: Database, numbers: tuple[int, int], before: float) ->
     attempts = await database.fetch("archivable", (*numbers, before))
     if not attempts:
         return {}
+    found = {row[0]: _named("whole_attempt", row) for row in attempts}
     rows = await database.fetch("archivable_changes", numbers)
-    changes = {
-        id_: [_named("whole_change", row) for row in each] for id_, each in groupby(rows, itemgetter(1))
-    }
-    lines = (_named("whole_attempt", row) | {"changes": changes.get(row[0])} for row in attempts)
-    return {line["id"]: json.dumps(line, default=bytes.hex) + "\n" for line in lines}
+    # Those that another process has archived in between have no changes any more.
+    changes = (
+        (id_, [_named("whole_change", row) for row in each])
+        for id_, each in groupby(rows, itemgetter(1))
+        if id_ in found
+    )
+    return {id_: json.dumps(found[id_] | {"changes": own}, default=bytes.hex) + "\n" for id_, own in changes}
 
 
 async def _move(database: Database, numbers: tuple[int, int], before: float, lines: dict[int, str]) -> int:

@@ -443,9 +443,11 @@ def test_a_thread_is_controlled_from_code_without_a_loop() -> None:
         assert service.approve("order-1").how == "approved"
         with pytest.raises(ValueError, match="not pending"):
             service.approve("order-1")
+        service.answers = Answers.parse("approve=1")
+        service.create_sale(sale_of(3))
         service.advance(300)
-        assert [sale.how for sale in service.sales.values()] == ["approved", "expired"]
-        assert (service.counts.created, service.counts.pending) == (2, 0)
+        assert [sale.how for sale in service.sales.values()] == ["approved", "expired", "approved"]
+        assert (service.counts.created, service.counts.pending) == (3, 0)
         service.notifications_done()
         service.use_scenario("by-hand")
         service.fail_next(Fault("error"))
@@ -455,7 +457,7 @@ def test_a_thread_is_controlled_from_code_without_a_loop() -> None:
             urlopen(Request(f"{service.url}/api/Sale", b"{}"))  # noqa: S310 - our own
         refused.value.close()
         assert (service.faults.done, service.log[-1].fault) == ({"error": 1}, "error")
-        assert service.created_per_client_id == {"order-1": 1, "order-2": 1}
+        assert service.created_per_client_id == {"order-1": 1, "order-2": 1, "order-3": 1}
         form = service.create_form(prepare_of())
         assert service.pay(form.payment_id, declined=True).startswith("https://shop.example/paid?id=")
         assert [form.how for form in service.forms.values()] == ["declined"]

@@ -288,7 +288,7 @@ class SimulatorThread:
     """A `Simulator`, by default `Simulator()`, at `url` while its `with` lasts.
 
     Every method and attribute of `Simulator` is here too, to be used from any thread and any loop: methods are called
-    without `await`, attributes are copies. No call waits for the merchant: a notification is on its way
+    without `await`, attributes are copies, and may be set. No call waits for the merchant: a notification is on its way
     when `approve` returns.
     """
 
@@ -324,6 +324,12 @@ class SimulatorThread:
         if callable(getattr(Simulator, name, None)):
             return lambda *args, **options: self._call(name, *args, **options)
         return self._call(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "clock":
+            super().__setattr__(name, value)
+        else:  # here it would change nothing
+            self._call("__setattr__", name, value)
 
     def _call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call a method of the simulator in its thread, or copy an attribute, and return the result."""

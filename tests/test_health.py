@@ -118,6 +118,23 @@ async def test_a_ledger_that_never_answers(service: FakeService) -> None:
         assert (await asked).ledger_writable is False
 
 
+async def test_a_tracker_that_closes_meanwhile(service: FakeService) -> None:
+    """The probe meets a closed ledger, which is no error of whoever asks."""
+    is_closed = asyncio.Event()
+
+    class Slow(FailingLedger):
+        async def drop_links(self, now: float) -> float | None:
+            await is_closed.wait()
+            return await super().drop_links(now)
+
+    async with tracking(service, ledger := Slow(lambda name: False)) as tracker:
+        asked = asyncio.ensure_future(tracker.health())
+        await asyncio.sleep(0)
+    await ledger.aclose()
+    is_closed.set()
+    assert (await asked).ledger_writable is False
+
+
 async def test_a_full_disk(service: FakeService, tmp_path: Path) -> None:
     """The probe writes, so that it shows before a sale meets it, and for as long as it lasts."""
     file = tmp_path / "charges.db"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from payclient.clock import within
-from payclient.errors import LedgerError
+from payclient.errors import LedgerError, UsageError
 from payclient.lifecycle import State
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ async def probe(poller: Poller) -> Health:
             writable = True
         except (LedgerError, TimeoutError) as error:
             asks.late.failed(error)
+        except UsageError:
+            if asks.is_open:
+                raise  # the call came in another event loop; else the tracker and its ledger were closed meanwhile
     followed, unknown = 0, []
     for number, ask in enumerate(asks.all(), 1):
         if not ask.followed_elsewhere:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import repeat
 from typing import Any
@@ -373,13 +373,24 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
         assert await state_of(service) is State.ACCEPTED
 
 
+@pytest.mark.parametrize("until_next", [0.05, 1000.0])
+@pytest.mark.parametrize("is_writing", [False, True])
 async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, is_writing: bool, until_next: float
 ) -> None:
-    """Where it was only made, and its holder is yet to write how long nothing is due; then both processes end."""
+    """Where it was only made, and its holder is yet to write how long nothing is due, or writes that at this moment;
+    then both processes end.
+    """
     monkeypatch.setattr(leases, "RENEW", 0.05)
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
-    ledger = SharedLedger()
+    ledger, gate = SharedLedger(), Gate()
+    defer = ledger.defer
+
+    async def slowly(seconds: Mapping[str, float]) -> None:
+        await gate()
+        await defer(seconds)
+
+    monkeypatch.setattr(ledger, "defer", slowly)
 
     async def pass_by(seconds: int) -> None:
         for _ in range(seconds):  # of both times
@@ -387,11 +398,21 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
             await asyncio.sleep(0.005)
 
     service.confirm_scripts = [reset] * 1000
-    async with prepared(service, BLIND, ledger):
+    async with tracking(service, ledger, BLIND) as tracker:
+        (watcher,) = ledger.watchers
+        ledger.watchers.clear()  # PostgreSQL tells nobody that a form was prepared
+        await tracker.prepare(form())
+        ledger.watchers.append(watcher)
         service.pay("form-1")
+        if is_writing:
+            await gate.there.wait()
         event = Returned(at=service.clock.time(), transaction_id=5001)
         await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
+        await service.clock.advance(1)  # its holder is woken
+        monkeypatch.setattr(leases, "RENEW", until_next)
+        gate.go.set()
         await pass_by(30)
+    monkeypatch.setattr(leases, "RENEW", 0.05)
     service.confirm_scripts = []
     async with tracking(service, SharedLedger(ledger), BLIND):
         await pass_by(60)

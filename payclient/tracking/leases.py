@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.clock import Clock, cancel_all, start
+from payclient.clock import Clock, cancel_all, drain, start
 from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.tracking.followup import LEASE
-from payclient.tracking.late_writes import LateWrites
+from payclient.tracking.late_writes import LAST_TRY, LateWrites
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import recheck_unpaid, take_over
 
@@ -144,10 +144,11 @@ class Leases:
         self.without_lease.discard(client_transaction_id)
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
-        """Hold the lease without renewal for so many seconds, in which nothing is due without a notification."""
-        self._deferred.pop(client_transaction_id, None)
-        if seconds > LEASE:
-            self._deferred[client_transaction_id] = seconds + LEASE
+        """Hold the lease without renewal for so many seconds, in which nothing is due without a notification.
+
+        With 0 seconds it is renewed like any other, also where it was put off before.
+        """
+        self._deferred[client_transaction_id] = seconds + LEASE
 
     # --- Whose they are
 
@@ -165,9 +166,7 @@ class Leases:
             is_done = False
             self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
             try:
-                deferred, self._deferred = self._deferred, {}
-                if deferred:
-                    await self._ledger.defer(deferred)
+                await self._write_deferred()
                 was_lost = await self._ledger.renew(LEASE) != len(self.ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
@@ -176,6 +175,15 @@ class Leases:
                 self._asks.late.failed(error)
             except Exception as error:  # our own error must not end it
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
+
+    async def _write_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, {}
+        try:
+            if deferred:
+                await self._ledger.defer(deferred)
+        except BaseException:
+            self._deferred = deferred | self._deferred
+            raise
 
     def claim_soon(self) -> None:
         """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
@@ -281,8 +289,7 @@ class Leases:
                 self._changed.add(client_transaction_id)
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
                 self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
-                if ask is None:
-                    self._deferred.pop(client_transaction_id, None)  # the lease is not put off any more
+                self.defer(client_transaction_id, 0.0)  # its lease may have been put off since
         is_idle = self._reading is None or self._reading.done()
         if self._changed and is_idle and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)
@@ -309,7 +316,6 @@ class Leases:
         is_notified = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
         is_newer = self._asks.learn(ask, record)
         if is_newer and is_notified and not record.state.decided:
-            self._deferred.pop(record.client_transaction_id, None)
             self._poller.notified(record)
 
     async def aclose(self) -> None:
@@ -317,3 +323,4 @@ class Leases:
         if self._unwatch is not None:
             self._unwatch()
         await cancel_all(self._tasks)
+        await drain([start(self._write_deferred())], LAST_TRY)

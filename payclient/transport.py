@@ -17,7 +17,6 @@ import socket
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -131,6 +130,19 @@ class _ProvingRequest(ClientRequest):
         return await super().send(conn)
 
 
+class _JudgedResponse(ClientResponse):
+    """Gives its connection back once its last byte was judged by who waits for it, without waiting again.
+
+    aiohttp gives the connection back with that byte. Closed for an answer of no use, it may carry another's request.
+    """
+
+    def _response_eof(self) -> None:
+        if self.content is None:
+            super()._response_eof()  # the whole answer came with its head
+        else:
+            asyncio.get_running_loop().call_soon(super()._response_eof)
+
+
 def _alive(protocol: ResponseHandler) -> bool:
     # `should_close` covers bytes that came unasked: they would be read as the answer to this request.
     return protocol.is_connected() and not protocol.should_close
@@ -194,17 +206,13 @@ class AiohttpTransport:
                 allow_redirects=False,
                 proxy_headers=None if self._proxy_headers is None else self._proxy_headers.reveal(),
             )
-            protocol = None if response.connection is None else response.connection.protocol
-            if response.status != HTTPStatus.OK and protocol is not None:
-                # Else aiohttp lends it out with the answer's last byte, before the caller can discard it.
-                protocol.force_close()
             try:
                 body = await response.content.readany()
                 if not response.content.at_eof():
                     body = await self._read_on(response, body)
-            finally:
-                if not response.closed:
-                    response.release()
+            except BaseException:
+                response.release()
+                raise
             discard = None if call.transport is None else call.transport.abort
             return HttpResponse(response.status, response.headers, body, discard)
         except asyncio.CancelledError:
@@ -229,6 +237,7 @@ class AiohttpTransport:
             or aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
             connector_owner=self._connector is None,
             request_class=_ProvingRequest,
+            response_class=_JudgedResponse,
             cookie_jar=aiohttp.DummyCookieJar(),
             # The session's own deadlines cover the whole call at a fraction of the cost.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),

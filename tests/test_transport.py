@@ -625,10 +625,11 @@ async def test_close_after_an_answer_out_of_step(monkeypatch: pytest.MonkeyPatch
         await session.aclose()
 
 
+@pytest.mark.parametrize("status", [503, 200])
 @pytest.mark.parametrize("permit", [None, Permit()], ids=["", "permit"])
-async def test_a_connection_whose_answer_is_not_read_yet(permit: Permit | None) -> None:
+async def test_a_connection_whose_answer_is_not_read_yet(permit: Permit | None, status: int) -> None:
     """aiohttp gives it back with the answer's last byte. The query fails and closes it: under another's charge."""
-    head, connector = write(b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\n"), aiohttp.TCPConnector()
+    head, connector = write(b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n" % status), aiohttp.TCPConnector()
     async with (
         RawServer((read, head, next_turns, write(b"{}"), *OTHER), OTHER) as server,
         session_to(server.url, connector=connector, profile=QUERIES) as session,

@@ -879,6 +879,32 @@ async def test_closing_ends_the_asking(service: FakeService) -> None:
     assert (await waiting).paid is None
 
 
+async def test_what_is_answered_as_a_tracker_closes_is_not_written_later(service: FakeService) -> None:
+    """The ledger takes neither it nor, until then, the answer to a sale, which the closing writes once more."""
+    query, last_try = Gate(), Gate()
+    tries: list[Callable[[], object]] = [last_try, disk_full]
+    ledger = HookedLedger(before={"Created": lambda: tries.pop()(), "Abandoned": disk_full})
+
+    async def shop() -> None:
+        transport = query.before(service, "/client/form-1")
+        async with tracking(service, ledger, PROFILE, transport=transport) as tracker:
+            await tracker.prepare(form())
+            await tracker.sale(sale())
+            returning = asyncio.create_task(tracker.returned(back(0)))
+            await query.there.wait()
+        assert (await returning).paid is None
+
+    closing = asyncio.create_task(shop())
+    await last_try.there.wait()
+    query.go.set()
+    await service.clock.advance(1)
+    last_try.go.set()
+    await closing
+    ledger.before = {}
+    await service.clock.advance(100)
+    assert await events_of(ledger, "form-1") == ["Permitted", "Prepared", "Returned"]
+
+
 async def test_closing_ends_the_wait_for_a_turn(service: FakeService) -> None:
     """Under a tight rate: whoever came back is let go, though his confirmation has not been asked for yet."""
     async with prepared(service, attrs.evolve(PROFILE, queries_per_minute=1)) as tracker:

@@ -482,13 +482,13 @@ class Poller:
     async def aclose(self, drain_seconds: float = 0.0) -> None:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
         await drain(self.detached, drain_seconds)
-        await self.asks.late.aclose()
         self.asks.closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self.asks.leases is not None:
             await self.asks.leases.aclose()
         await cancel_all((*self._requests, *self._expiries, *self._works))
+        await self.asks.late.aclose()  # once nothing else writes
         self.confirmer.close()
         for started in self._starting.values():
             started.set()

@@ -691,13 +691,19 @@ async def test_a_confirmation_waits_a_while_for_a_ledger_that_fails(
         await assert_paid(service, tracker, 40)
 
 
-async def test_a_return_that_is_written_late_is_written_before_its_answer(service: FakeService) -> None:
+@pytest.mark.parametrize("unanswered", [0, 9])
+async def test_a_return_that_is_written_late_is_written_before_its_answer(
+    service: FakeService, unanswered: int
+) -> None:
     """The card was declined, which settles what came back: written after that, it held the purchase for an hour."""
+    service.confirm_scripts = [reset] * unanswered  # then a query tells it
     failures = [disk_full, disk_full]
     ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
     async with prepared(service, ledger=ledger) as tracker:
         query = service.pay("form-1", 5001, transactionStatus="Canceled")
         await error_of(payclient.LedgerUnavailableError, tracker.returned(query))
+        if unanswered:
+            await (await pending_of(tracker, "form-1")).check()
         await service.clock.advance(30)
         assert (await events_of(ledger, "form-1"))[2:] == ["Returned", "FoundCancelled"]
         assert (await tracker.purchase("cart-1")).held_until is None

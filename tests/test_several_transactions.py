@@ -1182,6 +1182,33 @@ async def test_two_processes_that_send_a_refused_sale_again_have_one_sale(
     assert not alarms(caplog)
 
 
+async def test_a_second_query_that_finds_a_newer_attempt_says_nothing_of_the_refused_one(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was named is cancelled, so our own id is queried, too. A person refuses it then, and it is sent again."""
+    query = Gate()
+    second = query.before(service, "/client/order-17")
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        is_first = query.there.is_set() or service.queries[-1:] != ["/api/Sale/1000"]
+        return await (service if is_first else second)(request, before_send)
+
+    service.instead = lambda path: refusal(500, status=503) if service.clock.monotonic() < 338 else None
+    async with selling(service, lost_answer, transport=transport) as (tracker, _):
+        await service.clock.advance(338)
+        service.decide("Cancelado")
+        await tracker.notify(hint())
+        await service.clock.advance(20)
+        assert query.there.is_set()
+        await tracker.resolve("order-17", as_="refused", actor="ana", reason="seen")
+        assert (await tracker.sale(sale())).attempt == 2
+        query.go.set()
+        await service.clock.advance(1)
+        changes = await tracker.history("order-17")
+        assert [each.event for each in changes if each.attempt == 1][-1] == "DecidedRefused"
+    assert not alarms(caplog)
+
+
 @pytest.mark.parametrize("approved", [True, False])
 @in_virtual_time
 async def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:

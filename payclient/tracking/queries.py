@@ -100,11 +100,11 @@ class StatusQueries:
             reading.is_about_ask &= not waits  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
             # Another transaction of the same client transaction id may be paid, or open.
+            second = attrs.evolve(query, transaction_id=None, candidate_id=None)
             answered = await self._poller.wait_for_turn()
             if answered:
-                by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
-                answered, report = await self._request(ask, by_client_id)
-            if not answered or self._is_overtaken(ask, query, before):
+                answered, report = await self._request(ask, second)
+            if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
                 return None
             reading = self._reader(ask, query).second_report(report)
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask

@@ -15,11 +15,14 @@ from fake_ledgers import SharedLedger
 from fake_service import (
     FakeService,
     Gate,
+    error_of,
     form,
     hint,
     lost_answer,
     outcome_of,
     pending_of,
+    posted,
+    refuses,
     sale,
     selling,
     tracking,
@@ -124,6 +127,25 @@ async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) 
         await service.clock.advance(10)
         assert service.confirms == {5001: 1}
         assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+async def test_a_late_notification_is_queried_though_all_tasks_were_cancelled() -> None:
+    """It is on record by then, so that its repetition is no news. Something in front had repeated what was refused."""
+    service, ledger = FakeService(), SlowLedger()
+    service.scripts = [posted(1, refuses(800))]
+    async with tracking(service, ledger) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        service.decide("Aceptado")
+        ledger.go.clear()
+        notifying = asyncio.create_task(tracker.notify(hint()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        ledger.go.set()
+        await asyncio.wait([notifying])
+        await service.clock.advance(10)
+        assert (await pending_of(tracker)).outcome.paid is True
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from payclient.errors import LedgerError
 from payclient.events import Conflicted, Evidence, Notified
 from payclient.lifecycle import DROPPED, Record, State
@@ -60,7 +62,7 @@ class Arrivals:
             return Receipt.CONFLICT
         try:
             record = await self._ledger.apply(record, Notified(at=at, transaction_id=transaction_id))
-        except LedgerError:
+        except (LedgerError, asyncio.CancelledError):
             # The hint may be on record all the same, and a repeated hint of a decided attempt is not queried.
             if record.state.decided:
                 self._poller.recheck(record)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 from unittest.mock import AsyncMock
 from urllib.parse import parse_qsl
@@ -379,15 +379,17 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, is_writing: bool, until_next: float
 ) -> None:
     """Where it was only made, and its holder is yet to write how long nothing is due, or writes that at this moment;
-    then both processes end.
+    the ledger fails next, and both processes end.
     """
     monkeypatch.setattr(leases, "RENEW", 0.05)
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
-    ledger, gate = SharedLedger(), Gate()
+    ledger, gate, writes = SharedLedger(), Gate(), count()
     defer = ledger.defer
 
     async def slowly(seconds: Mapping[str, float]) -> None:
         await gate()
+        if next(writes) == 1 and until_next < 1.0:
+            disk_full()
         await defer(seconds)
 
     monkeypatch.setattr(ledger, "defer", slowly)
@@ -1201,17 +1203,32 @@ async def test_a_closed_form_holds_its_purchase_until_its_links_die(
         assert service.clock.time() < began + 30 * 60
 
 
-async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: FakeService) -> None:
-    """Another process takes over what the dead one followed, and looks back for such forms as well."""
-    ledger = SharedLedger()
-    other = SharedLedger(ledger)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_form_paid_after_it_was_given_up_outlives_its_process(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Another process takes over what the dead one followed, and looks back for such forms, again where that fails."""
+    for name, value in (("RENEW", 0.02), ("ABANDONED_ROUNDS", 10**9)):
+        monkeypatch.setattr(leases, name, value)
+    ledger, faults = SharedLedger(), [disk_full] if fails else []
+    other, changes = SharedLedger(ledger), ledger.changes
+
+    async def read(since: int, limit: int = 500) -> list[Change]:
+        if faults:
+            faults.pop()()
+        return await changes(since, limit)
+
     async with tracking(service, ledger, PROFILE) as living:
         async with tracking(service, other, PROFILE) as dead:
             await dead.sale(sale())
         await paid_after_it_was_given_up(service, other)
+        monkeypatch.setattr(ledger, "changes", read)
         ledger.holders["order-17"] = (None, 0.0)  # its lease is over
         await living.notify(hint(1000))
-        await until(service, lambda: 5001 in service.confirmed, 5)
+        async with asyncio.timeout(10):
+            while 5001 not in service.confirmed:
+                await asyncio.sleep(0.01)  # the rounds are in real time
+                await service.clock.advance(1.0)
     assert await state_of(service) is State.ACCEPTED
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+import sys
 import types
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
@@ -285,6 +287,39 @@ async def test_a_shop_whose_forms_must_be_confirmed(tmp_path: Path) -> None:
                         await asyncio.sleep(0.01)
     assert_collected_once(service, 5)
     assert (service.counts.created, len(service.forms)) == (5, 6)
+
+
+async def test_the_guides_worker_goes_on_where_a_database_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger cannot be read once, and after it the shop's own database cannot be written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "orders", types.SimpleNamespace(SECRET=SECRET))
+    shop: dict[str, Any] = {}
+    exec(BLOCKS["shop_fastapi"], shop)  # noqa: S102 - our own document
+    shop["asyncio"] = types.SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
+    found = [payclient.LedgerUnavailableError("it restarts"), types.SimpleNamespace(key=object(), paid=True)]
+    all_read = asyncio.Event()
+
+    async def outcomes(since: int) -> AsyncIterator[types.SimpleNamespace]:
+        for cursor in range(since + 1, 4):
+            yield types.SimpleNamespace(cursor=cursor, purchase=f"order-{cursor}")
+        all_read.set()
+        await asyncio.Event().wait()
+
+    async def purchase(key: str) -> object:
+        first = found.pop(0) if found else types.SimpleNamespace(key=key, paid=True)
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    tracker = types.SimpleNamespace(outcomes=outcomes, purchase=purchase)
+    with closing(shop["database"]):
+        work = asyncio.create_task(shop["fulfil"](tracker))
+        async with asyncio.timeout(60):
+            await all_read.wait()
+        work.cancel()
+        assert fulfilled(tmp_path) == ["order-1", "order-2", "order-3"]
 
 
 async def confirmed(customer: Customer, service: HeldSimulator, clock: ManualClock) -> None:

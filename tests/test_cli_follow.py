@@ -102,8 +102,8 @@ def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> Non
     with following(service, tmp_path, ledger) as process:
         paid, refused, twice, opened = lines(process, 4)
         assert list(paid) == [
-            "cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence", "created_at",
-            "notified_at", "decided_at", "error_code", "message",
+            "cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence", "purchase", "amount",
+            "currency", "created_at", "notified_at", "decided_at", "error_code", "message",
         ]  # fmt: skip
         assert (paid["client_transaction_id"], paid["state"], paid["paid"]) == ("paid", "accepted", True)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", paid["decided_at"])
@@ -175,7 +175,8 @@ def test_the_guides_worker_fulfils_once(service: SimulatorThread, tmp_path: Path
     for turn in range(2):
         with charging(service, ledger) as tracker:
             for number in (2 * turn, 2 * turn + 1):
-                assert tracker.sale(sale(f"order-{number}", phone=f"098400000{number}")).wait().paid
+                request = sale(f"ask-{number}", phone=f"098400000{number}")
+                assert tracker.sale(request, purchase=f"order-{number}").wait().paid
         cursor = subprocess.check_output([*worker, "cursor"], cwd=tmp_path, text=True)
         with following(service, tmp_path, ledger, "--since", cursor.strip()) as process:
             text = "".join(json.dumps(line) + "\n" for line in lines(process, 2))
@@ -183,4 +184,5 @@ def test_the_guides_worker_fulfils_once(service: SimulatorThread, tmp_path: Path
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
-        assert sorted(shop.execute("SELECT id FROM paid")) == [(f"order-{number}",) for number in range(4)]
+        asks = shop.execute("SELECT id, purchase FROM paid ORDER BY id").fetchall()
+    assert asks == [(f"ask-{number}", f"order-{number}") for number in range(4)]

@@ -77,7 +77,10 @@ async def _writable() -> None:
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome by the names of a report's columns; times are ISO 8601, in UTC."""
-    names = ("cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence")
+    names = (
+        "cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence", "purchase", "amount",
+        "currency",
+    )  # fmt: skip
     facts = {name: getattr(outcome, name) for name in names}
     facts |= {name: terminal.iso(getattr(outcome, name)) for name in TIMES}
     facts |= {"error_code": None, "message": outcome.reason or ""} | error_facts(outcome.error)

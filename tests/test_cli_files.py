@@ -103,6 +103,16 @@ def test_a_wrong_total_is_said_without_the_plan(willing: Service, charge: Charge
     assert len(willing.truth("sum-")) == 2
 
 
+def test_what_the_ledger_knows_is_said_without_the_plan(willing: Service, charge: Charge) -> None:
+    """The rows may have the keys of another month: all are accepted, and nobody was charged."""
+    rows = rows_of("month", 2)
+    charge(willing, rows)
+    ran = charge(willing, rows)
+    assert ran.code == 0
+    assert "ledger.db knows 2 rows: 2 accepted" in ran.err
+    assert len(willing.truth("month-")) == 2
+
+
 def test_a_dry_run_shows_all_that_is_known(
     willing: Service, tmp_path: Path, charge: Charge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

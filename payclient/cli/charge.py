@@ -138,8 +138,8 @@ def _file_of_bad_rows(file: ChargeFile, path: Path | None, carried: Carried) -> 
 def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
     """Print the plan. Raises `ConfigurationError` where nothing may be sent, or nobody can be asked.
 
-    With `--yes` only two warnings are printed: of a total that is not the sum of the rows, since a row may lack its key
-    and phone; and of a report that is replaced.
+    With `--yes` three things are printed: a total that is not the sum of the rows, since a row may lack its key and
+    phone; a report that is replaced; and what the ledger knows of the rows, which may have the keys of another month.
     """
     file = plan.file
     if shown.dry_run:
@@ -153,6 +153,8 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
             terminal.say(in_words(fault))
         if plan.replaced:
             terminal.say(text("plan.replaced", count=len(plan.replaced)))
+        if plan.known.labels and not shown.quiet:
+            terminal.say(plan.describe_ledger())
     plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_missing()

@@ -210,7 +210,7 @@ class Plan:
         longest = max(file.lanes.values(), default=0)
         customers = "longest" if longest > 1 else "customers_count"
         yield "customers", _many(customers, [*file.lanes], longest=longest)
-        yield "ledger", self._describe_ledger(), _LOUD if self.options.ledger and self.known.new else ""
+        yield "ledger", self.describe_ledger(), _LOUD if self.options.ledger and self.known.new else ""
         changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
         yield "to_send", self._describe_sends(longest)
@@ -229,7 +229,8 @@ class Plan:
         good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)
         return good + bad + (text("plan.skipped", path=self.skip_bad) if bad and self.skip_bad else "")
 
-    def _describe_ledger(self) -> str:
+    def describe_ledger(self) -> str:
+        """Return what the ledger knows of the rows."""
         known, counts = self.known, Counter(self.known.labels.values())
         if self.options.ledger is None:
             return text("plan.no_ledger")

@@ -6,9 +6,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cli_runs import Said
+from payclient import PAYPHONE, simulator
 from payclient.cli import main
 from payclient.cli.simulate import settings_of
 from payclient.profile import ServiceProfile, StatusProfile
@@ -60,3 +62,12 @@ def test_a_simulated_service_speaks_a_profiles_words() -> None:
     assert (settings.nick_name_flag, settings.duplicate_code, settings.not_found) == ("byUser", 23, (404, 44))
     assert (settings.sale_window, settings.form_window) == (7, 8)
     assert settings_of(ServiceProfile(name="other")).status_by_transaction_id is None
+
+
+def test_a_simulated_service_has_what_a_profile_confirms_and_gives_back() -> None:
+    """A copy of the preset, as somebody has who changed a line of it, is served as the preset is."""
+    served, preset = settings_of(attrs.evolve(PAYPHONE, name="copy")), simulator.PAYPHONE
+    assert (served.confirm_window, served.redirect_names) == (preset.confirm_window, preset.redirect_names)
+    assert served.returns_without_payment
+    for operation in ("confirm", "cancel", "cancel_by_client_id", "reverse", "reverse_by_client_id"):
+        assert served.paths[operation] == preset.paths[operation][:1]

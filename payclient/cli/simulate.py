@@ -152,8 +152,21 @@ def settings_of(profile: ServiceProfile) -> Settings:
             "state_field": status.state_field,
             "state_words": {state: word for word, state in status.states.items()},
         }
+    paths: dict[str, str | None] = {}
+    if confirm := profile.confirm:
+        paths["confirm"] = confirm.path
+        given["confirm_window"] = confirm.window
+    for name, undo in (("cancel", profile.cancel), ("reverse", profile.reverse)):
+        if undo is not None:
+            paths |= {name: undo.by_transaction_id, f"{name}_by_client_id": undo.by_client_transaction_id}
+    if back := profile.returned:
+        given |= {
+            "redirect_names": (back.transaction_id, back.client_transaction_id),
+            "returns_without_payment": True,
+        }
     return Settings(
         **given,
+        paths={name: (path,) for name, path in paths.items() if path is not None},
         wallet_link_field=profile.wallet_link_field or "payWithWallet",
         optional_fields=frozenset({"phoneNumber"} if profile.phone_optional_with_nick_name else ()),
         duplicate_code=min(profile.duplicate_codes, default=None),

@@ -14,7 +14,7 @@ from fake_service import form, sale
 from payclient import sync
 from payclient.cli import main
 from payclient.session import PaySession
-from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
+from payclient.simulator import PAYPHONE, Fault, Simulator, SimulatorThread
 
 TOKEN = "token-never-shown"
 
@@ -177,6 +177,24 @@ def test_reversed_by_the_ledger(
     assert service.counts.reversed == before + 1
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_reversal_whose_answer_is_lost_is_looked_up(
+    service: SimulatorThread, when: str, tmp_path: Path, capfd: Said
+) -> None:
+    """Found given back at once. Else it may still be on its way: the same command queries again, and sends nothing."""
+    name, url = f"cli-lost-{when}", f"sqlite:{tmp_path / 'charges.db'}"
+    sold(service, name, url)
+    before = service.counts.reversed
+    service.fail_next(Fault("reset", when=when, operation="reverse"))
+    command = ["reverse", "--client-transaction-id", name, "--ledger", url, "--yes"]
+    assert main(command) == (0 if when == "after" else 4)
+    assert ("the same command queries again" in capfd.readouterr().err) == (when == "before")
+    assert service.counts.reversed == before + (when == "after")
+    if when == "before":
+        assert main([*command[:3], "--yes"]) == 0  # by somebody else, without the ledger
+        assert main(command) == 0
+
+
 @pytest.mark.parametrize(("state", "code"), [("accepted", 3), ("reversing", 4), ("reversed", 0)])
 def test_what_another_process_reverses_is_called_what_it_is(
     service: SimulatorThread,
@@ -193,7 +211,11 @@ def test_what_another_process_reverses_is_called_what_it_is(
     async def reverse(_: object, pending: payclient.PendingSale) -> payclient.Outcome:
         return attrs.evolve(await pending.wait(), state=payclient.State(state))
 
+    async def check(pending: payclient.PendingSale) -> payclient.Outcome:
+        return await reverse(None, pending)
+
     monkeypatch.setattr(payclient.Tracker, "reverse", reverse)
+    monkeypatch.setattr(payclient.PendingSale, "check", check)
     assert main(["reverse", "--client-transaction-id", name, "--ledger", url, "--yes"]) == code
     said = capfd.readouterr()
     assert ("reversed" in said.out, "still paid" in said.err) == (code == 0, code == 3)

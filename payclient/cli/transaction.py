@@ -134,7 +134,7 @@ async def reverse(
     """Give one payment back, whole. With a ledger it must be one of its sales, and the ledger keeps what came of it.
 
     Exit codes: 0 reversed; 2 bad input; 3 refused, nothing was reversed; 4 no usable answer: query its status.
-    With a ledger the same command never sends it again while it has no answer.
+    With a ledger the same command never sends it again while it has no answer, and queries what became of it.
     """
     return await _undo("reverse", which, yes, options, ledger)
 
@@ -184,7 +184,8 @@ async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Sta
         async with Tracker(session, book) as tracker:
             pending = await tracker.find(record.client_transaction_id)
             assert pending is not None  # noqa: S101 - it was found a moment ago
-            return (await tracker.reverse(pending)).state
+            outcome = await tracker.reverse(pending)
+            return (await pending.check() if outcome.state is State.REVERSING else outcome).state
 
 
 async def _find(book: Ledger, which: Which) -> Record:

@@ -228,6 +228,15 @@ async def test_an_id_that_was_paid_before_is_prepared_no_more(service: FakeServi
         await error_of(payclient.AlreadyPaidError, tracker.live_form("cart", request))
 
 
+async def test_the_id_of_a_form_is_no_longer_than_the_profile_allows(service: FakeService) -> None:
+    """Else no form could be prepared there at all."""
+    profile = attrs.evolve(PROFILE, max_lengths={"client_transaction_id": 15})
+    async with tracking(service, profile=profile) as tracker:
+        form = await tracker.live_form("cart-1", request)
+        assert await tracker.live_form("cart-1", request) is form
+        assert len(form.client_transaction_id) == 15
+
+
 async def test_a_form_must_be_built_with_the_id_that_is_given(service: FakeService) -> None:
     """`make_request` that ignores its argument is a `ConfigurationError`; so is a margin beyond a form's life."""
     async with tracking(service) as tracker:

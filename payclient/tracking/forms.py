@@ -6,7 +6,7 @@ Links are secrets. Each stands in a table of their own in the ledger while they 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 
@@ -39,6 +39,9 @@ __all__ = ["FormLink", "PaymentForm"]
 
 #: Forms that are tried one after another, where the service or another process has each of their ids.
 GENERATIONS = 8
+
+#: The least characters of a form's id, however few the profile allows: of fewer, two purchases could have the same id.
+SHORTEST = 12
 
 #: Seconds after which the links that the ledger could not delete are deleted once more.
 AGAIN = 60.0
@@ -245,7 +248,7 @@ class Forms:
                 return form
             task = self._preparing.get(key)
             if task is None:
-                free = _free_id(key, asks)
+                free = _free_id(key, asks, self._poller.session.profile.max_lengths)
                 new = Record(client_transaction_id=free, purchase=key, created_at=self._clock.time())
                 if (holder := find_holder(self._poller, asks, new)) is not None:
                     is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
@@ -306,8 +309,9 @@ class Forms:
         return None
 
 
-def _free_id(key: str, asks: list[Record]) -> str:
-    """Return the client transaction id of the next form of a purchase."""
+def _free_id(key: str, asks: list[Record], max_lengths: Mapping[str, int]) -> str:
+    """Return the client transaction id of the next form of a purchase, cut to what the profile allows."""
+    longest = max(max_lengths.get("client_transaction_id", 26), SHORTEST)
     used = {each.client_transaction_id for each in asks}
-    ids = (derive_id("form", key, number) for number in count(1))
+    ids = (derive_id("form", key, number)[:longest] for number in count(1))
     return next(each for each in ids if each not in used)

@@ -263,6 +263,34 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
         assert (await pending_of(other, "died")).state is State.UNKNOWN
 
 
+@pytest.mark.parametrize("reaches", [True, False])
+async def test_who_has_no_answer_leaves_a_form_that_came_back_to_others(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, *, reaches: bool
+) -> None:
+    """Its token was replaced, or its host is cut off, and its customers are not: another process confirms the form."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(leases, "LEASE", 0.02)
+    ledger = SharedLedger()
+
+    async def cut_off(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path.endswith("Prepare"):
+            return await service(request, before_send)
+        if reaches:
+            return answer(401, {"message": "no"})
+        raise ConnectionResetError
+
+    async with tracking(service, ledger, BLIND, transport=cut_off) as one:
+        await one.prepare(form())
+        service.pay("form-1")
+        ledger.holders["form-1"] = ledger.name, 0.0
+        assert (await passing(service, one.returned(back(5001)))).paid is None
+        async with tracking(service, SharedLedger(ledger), BLIND):
+            for _ in range(200):  # of both times
+                await service.clock.advance(1.0)
+                await asyncio.sleep(0.005)
+            assert service.confirmed == {5001}
+
+
 async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

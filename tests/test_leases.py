@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 import payclient
-from crowd import Service, in_virtual_time
+from crowd import Service, in_virtual_time, now
 from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
 from fake_ledgers import HookedSharedLedger, SharedLedger, Woken, disk_full, once
@@ -25,6 +25,7 @@ from fake_service import (
     Gate,
     Held,
     alarms,
+    answer,
     error_of,
     events_of,
     form,
@@ -528,6 +529,32 @@ async def test_whose_lease_was_taken_leaves_the_queries_to_who_has_it(
         await asyncio.sleep(300)
         assert len(service.queries) == queries
         waiting.cancel()
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+@in_virtual_time
+async def test_who_has_no_answer_leaves_what_it_holds_to_others(
+    monkeypatch: pytest.MonkeyPatch, *, reaches: bool
+) -> None:
+    """Its token was replaced, or its host is cut off: another process follows its sale, and who waits there is told."""
+    ledger, service = SharedLedger(), Service()
+    monkeypatch.setattr(leases, "RENEW", 10.0)
+
+    async def cut_off(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.method == "POST":
+            return await service(request, before_send)
+        if reaches:
+            return answer(401, {"message": "no"})
+        raise ConnectionResetError
+
+    async with (
+        crowding(service, ledger=ledger, transport=cut_off) as one,
+        crowding(service, ledger=SharedLedger(ledger)) as other,
+    ):
+        await one.sale(sale())
+        service.truth["order-17"] = (now() + 20, "Aceptado")
+        async with asyncio.timeout(240):
+            assert (await (await pending_of(other)).wait()).paid
 
 
 async def test_a_deaf_follower_queries_what_another_was_told(

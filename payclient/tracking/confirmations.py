@@ -20,6 +20,7 @@ from payclient.errors import (
     PayError,
     RateLimitedError,
     RefusedError,
+    TransportError,
     UnauthorizedError,
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
@@ -204,11 +205,14 @@ class Confirmer:
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
             self._poller.rate.rate_limited(self._clock.monotonic(), made_at, wait)
         except UnauthorizedError:
+            self._queries.note_request(made_at, answered=False)
             what = "confirmations are refused (401): is the token still good?"
             self._queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
             settled = await self._refused(form, current, refused)
         except PayError as error:
+            if isinstance(error, TransportError):
+                self._queries.note_request(made_at, answered=False)
             if isinstance(error, OutcomeUnknownError):
                 current.in_doubt = True
             what = f"a confirmation failed: {type(error).__name__}"
@@ -263,6 +267,7 @@ class Confirmer:
             return False
         report = await self._session.confirm(transaction_id, record.client_transaction_id, repeat=False)
         self._poller.rate.note_success(form.tried_at)
+        self._queries.note_request(form.tried_at, answered=True)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, reading)
         current.in_doubt = not current.declined

@@ -160,13 +160,20 @@ class Leases:
         start(self._run_rounds(await self._claim()), self._tasks)
 
     async def _run_rounds(self, is_done: bool) -> None:
-        """Renew the leases and claim what is due, every few seconds of real time: the database says what is due."""
+        """Renew the leases and claim what is due, every few seconds of real time: the database says what is due.
+
+        A process whose queries have no answer does so seldom: its leases end in between, for others to claim.
+        """
         for rounds in count(1):
             await asyncio.sleep(RENEW if is_done else min(RENEW, TRY_AGAIN))
-            is_done = False
+            is_cut_off = self._poller.queries.is_cut_off
+            is_done = is_cut_off and rounds % COMPARE_ROUNDS != 0
+            if is_done:  # this round does nothing
+                continue
             self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
             try:
-                await self._write_deferred()
+                if not is_cut_off:
+                    await self._write_deferred()
                 was_lost = await self._ledger.renew(LEASE) != len(self.ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()

@@ -40,7 +40,7 @@ from payclient.tracking.evidence import (
     find_mismatch,
     verdict,
 )
-from payclient.tracking.followup import Followed, Policy, StatusSource, TransactionRef
+from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
 from payclient.tracking.recovery import by_attempt, history_of, is_noted
 from payclient.validation import is_personal
 
@@ -68,12 +68,23 @@ class StatusQueries:
         self._failed = 0.0
         #: When the first 401 came after the last answer; infinity: none did.
         self._refused_at = math.inf
+        #: When the first query or confirmation after the last answer had none, but for a 429; infinity: none had.
+        self._unanswered_since = math.inf
         self._warned: set[str] = set()
 
     @property
     def is_failing(self) -> bool:
         """Whether the service leaves queries unanswered."""
         return self._failed > FAILING
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nothing was answered for as long as a lease: the token is refused, or the service out of reach."""
+        return self._clock.monotonic() - self._unanswered_since > LEASE
+
+    def note_request(self, made_at: float, *, answered: bool) -> None:
+        """Note whether a query or a confirmation had an answer."""
+        self._unanswered_since = math.inf if answered else min(self._unanswered_since, made_at)
 
     async def query(self, ask: Followed, query: TransactionRef) -> StatusReport | None:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
@@ -151,13 +162,16 @@ class StatusQueries:
                 what = "status queries are refused (401): is the token still good?"
                 self.warn_once("queries_unauthorized", "", what)
             self._refused_at = min(self._refused_at, self._clock.monotonic())
+            self.note_request(made_at, answered=False)
         except Exception as error:  # a user's own source may raise anything
             ask.failures += 1
+            self.note_request(made_at, answered=False)
             name = type(error).__name__
             self.warn_once("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
             rate.note_success(made_at)
+            self.note_request(made_at, answered=True)
             self._refused_at = math.inf
             ask.failures = 0
             if ask.record.state is State.REFUSED:

@@ -164,8 +164,6 @@ def _event_of(
 ) -> Event | None:
     """Return the event that the reported state is for the attempt; None where it says nothing new."""
     match record.state, report.state:
-        case State.SENDING, _ if record.kind == "sale":
-            return None  # its sender writes what comes next
         case State.REVERSED, "Aceptado":
             return Conflicted(at=at, what="accepted, though it was given back")
         case State.REVERSING, "Aceptado" if at < (record.expires_at or at):

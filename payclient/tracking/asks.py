@@ -238,14 +238,19 @@ class OpenAsks:
         before, identifier = ask.record, ask.record.client_transaction_id
         try:
             try:
-                # The ledger may have failed to take an earlier event, which comes first.
-                if identifier in self.late.kept and await self.late.write_now(identifier):
+                is_form = before.kind == "form"
+                if is_form and await self.late.write_now(identifier):  # a return comes before what was found of it
                     raise LedgerUnavailableError("an earlier event of the ask is not written yet")
                 self.learn(ask, await self.ledger.apply(ask.record, event))
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
-                raise
+                # The ledger may have failed to take an earlier event, without which this one is not allowed.
+                if identifier in self.late.kept and await self.late.write_now(identifier):
+                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
+                if ask.record is before:
+                    raise  # no earlier event was missing
+                self.learn(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:

@@ -179,26 +179,14 @@ class FoundAccepted(Found):
 
     #: The transaction id of this attempt until now, where another one under its client transaction id is paid.
     instead_of: int | None = None
-    #: Queried before it was known to be given back: the report may be older than that.
-    before_reversing: bool = False
 
 
-@attrs.frozen(kw_only=True)
 class FoundCancelled(Found):
     """The service says `Cancelado`: of an accepted one, that it was given back."""
 
-    #: Queried before it was known to be accepted: the report may be older than that.
-    before_accepted: bool = False
-    #: The transaction ids that had been named to it: none of them may be paid.
-    candidate_ids: tuple[int, ...] = ()
 
-
-@attrs.frozen(kw_only=True)
 class NothingPaid(Event):
     """Nothing of the attempt is paid, or will be."""
-
-    #: The transaction ids that had been named to it: none of them may be paid.
-    candidate_ids: tuple[int, ...] = ()
 
 
 class ProvenAbsent(NothingPaid):
@@ -240,13 +228,10 @@ class ReversalPermitted(Event):
     expires_at: float
 
 
-@attrs.frozen(kw_only=True)
 class ReversalNotSent(Event):
     """The request to give it back is proven not to have reached the service."""
 
     evidence = Evidence.NOT_SENT
-    #: The `expires_at` of its permit, which no later request has.
-    permitted_until: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -254,17 +239,13 @@ class ReversalRefused(Event):
     """The request to give it back was answered with an error object."""
 
     evidence = Evidence.ANSWER
-    permitted_until: float | None = None
     error_code: int | None = None
 
 
-@attrs.frozen(kw_only=True)
 class Reversed(Event):
     """The service took our request to give it back."""
 
     evidence = Evidence.ANSWER
-    #: The transaction that was given back; None: its id was not known.
-    reversed_id: int | None = None
 
 
 @attrs.frozen(kw_only=True)

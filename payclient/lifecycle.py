@@ -258,8 +258,11 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 )
 
 
-def advance(record: Record, event: Event) -> Record:
-    """Return the record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
+def advance(record: Record, event: Event, seen: Record | None = None) -> Record:
+    """Return the record after the event. Raises `TransitionError`, changing nothing, if its state does not take it.
+
+    `seen` is the attempt as it was known when the event was made, None: as it is. What is known since may overtake it.
+    """
     if record.archived:
         raise transition_error(
             record, f"the attempt was archived as {record.state}, and takes no more events"
@@ -269,7 +272,7 @@ def advance(record: Record, event: Event) -> Record:
         target = table[type(event)]
     except KeyError:
         raise transition_error(record, f"{record.state} does not take {type(event).__name__}") from None
-    if words := _overtaken(record, event):
+    if words := _overtaken(record, event, record if seen is None else seen):
         raise transition_error(record, words)
     changes = _changes(record, event)
     changes["version"] = record.version + 1
@@ -325,20 +328,20 @@ def _changes(record: Record, event: Event) -> dict[str, Any]:
     return {}
 
 
-def _overtaken(record: Record, event: Event) -> str | None:
+def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
     """Return why an event, though its state takes it, may be older than what is known by now; None where it is not."""
     match event:
         case FoundAccepted() if record.state is State.REVERSING:
-            if event.before_reversing or event.at < (record.expires_at or 0.0):
+            if seen.state is not State.REVERSING or event.at < (record.expires_at or 0.0):
                 return "the request to give it back may be on its way"
-        case FoundCancelled(before_accepted=True) if record.state in PAID:
+        case FoundCancelled() if record.state in PAID and seen.state not in PAID:
             return "the report may be older than the payment"
-        case ReversalNotSent() | ReversalRefused() if event.permitted_until not in (None, record.expires_at):
+        case ReversalNotSent() | ReversalRefused() if seen.expires_at != record.expires_at:
             return "this was the end of an earlier request to give it back"
-        case Reversed() if event.reversed_id not in (None, record.transaction_id):
+        case Reversed() if seen.transaction_id not in (None, record.transaction_id):
             return "another transaction is paid in the place of the one that was given back"
         case NothingPaid() | FoundCancelled() if not record.state.decided:
-            if record.transaction_id is None and not set(record.candidate_ids) <= set(event.candidate_ids):
+            if record.transaction_id is None and not set(record.candidate_ids) <= set(seen.candidate_ids):
                 return "a transaction was named meanwhile, and not queried"
     return None
 

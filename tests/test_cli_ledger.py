@@ -396,7 +396,7 @@ def test_the_end_of_a_reversal_is_no_time_to_approve_until(book: Book, capfd: Sa
     """The customer has paid; until then the request to give it back may be on its way."""
     until = time.time() + 60
     permitted = ReversalPermitted(at=NOW, expires_at=until)
-    refused = ReversalRefused(at=NOW, permitted_until=until)
+    refused = ReversalRefused(at=NOW)
 
     async def fill(ledger: Ledger) -> None:
         for key, events in (("order-accepted", (permitted, refused)), ("order-7", (permitted,))):
@@ -408,7 +408,7 @@ def test_the_end_of_a_reversal_is_no_time_to_approve_until(book: Book, capfd: Sa
     assert main(["ledger", "show", "order-accepted"]) == 0
     out = capfd.readouterr().out
     assert "could be approved until" not in out
-    assert f"permitted until: {time.strftime('%Y-%m-%d', time.localtime(until))} " in out
+    assert f"expires at: {time.strftime('%Y-%m-%d', time.localtime(until))} " in out
     assert resolve("order-7", "cancelled", "--yes") == 0
     assert "may still approve" not in capfd.readouterr().err
 

@@ -176,7 +176,7 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
     assert await unconfirmed_ids(ledger, record) == []
     for event in (
         Returned(at=1.0, transaction_id=7), Expired(at=2.0), Returned(at=3.0),
-        Abandoned(at=4.0, candidate_ids=(7,)), Returned(at=5.0, transaction_id=8), FoundCancelled(at=6.0),
+        Abandoned(at=4.0), Returned(at=5.0, transaction_id=8), FoundCancelled(at=6.0),
         FoundPending(at=7.0),
     ):  # fmt: skip
         record = await ledger.apply(record, event)

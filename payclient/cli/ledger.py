@@ -211,7 +211,7 @@ def _what(change: Change) -> str:
     """Return the sentence that describes an event, and its details."""
     details = []
     for name, value in (json.loads(change.detail) if change.detail else {}).items():
-        words = moment(value) if name.endswith(("_at", "_until")) else value
+        words = moment(value) if name.endswith("_at") else value
         details.append(f"{sentence(name.replace('_', ' '))}: {words}")
     return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
 

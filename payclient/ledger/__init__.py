@@ -117,8 +117,9 @@ class Ledger(Protocol):
     async def apply(self, record: Record, event: Event) -> Record:
         """Apply the event to the attempt and return the updated record. Durable once this returns.
 
-        `record` is what the caller last saw: where the ledger's is newer, the event is applied to that one.
-        Raises `TransitionError`, changing nothing, where its state does not take the event. Its subclass
+        `record` is what the event was made of: where the ledger's is newer, the event is applied to that one.
+        Raises `TransitionError`, changing nothing, where its state does not take the event, or what is known since has
+        overtaken it. Its subclass
         `TransactionTakenError` is raised for a `Created` whose transaction id another client transaction id has, sent
         under the same credentials.
         """

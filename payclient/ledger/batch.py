@@ -43,12 +43,15 @@ class Operation:
 class Write(Operation):
     """Insert the attempt, and answer whether it was permitted; or apply an event, and answer the updated record."""
 
+    #: As the caller knows it.
     record: Record
     event: Event | None = None
     #: The row to insert; None where the caller's record does not take the event, though the ledger's may.
     row: Row | None = None
-    after: Record | None = None
-    tries: int = 0
+    #: As the row leads from one to the other.
+    before: Record = attrs.field(init=False)
+    after: Record | None = attrs.field(default=None, init=False)
+    tries: int = attrs.field(default=0, init=False)
 
     @property
     def identifier(self) -> str:
@@ -56,7 +59,7 @@ class Write(Operation):
 
     def prepare(self, event: Event, before: Record, after: Record) -> None:
         """Set the row that the event writes, as it leads from `before` to `after`."""
-        self.record, self.after, self.row = before, after, change_row(before, event, after)
+        self.before, self.after, self.row = before, after, change_row(before, event, after)
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, PayError):
@@ -176,7 +179,7 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
             # Without an answer the write may be on record all the same.
             after = each.after if each.answer is None else each.answer
             is_paid = isinstance(after, Record) and after.state is State.ACCEPTED
-            if is_paid and each.record.state not in PAID:
+            if is_paid and each.before.state not in PAID:
                 paid.append(each)
     if paid:
         await _note_overpaid(database, paid)
@@ -244,7 +247,7 @@ async def _answer_or_try_again(
             return False
     else:
         write.prepare(event, *moved(attempts, write.record, event))
-        record = write.record
+        record = write.before
         if isinstance(event, Created) and record.credentials:
             key = (event.transaction_id, record.credentials, record.client_transaction_id)
             if await database.fetch("taken_by", key):

@@ -233,8 +233,9 @@ def _news(writes: list[Write]) -> list[str]:
     """Return the ids of what was notified or decided; an empty one stands for those that NOTIFY has no room for."""
     found = set()
     for each in writes:
-        before, after = each.record, each.answer
+        after = each.answer
         if isinstance(after, Record):
+            before = each.before
             hinted = (after.notified_at, after.candidate_ids) != (before.notified_at, before.candidate_ids)
             if hinted or (after.state is not before.state and after.state in FEED):
                 found.add(after.client_transaction_id)

@@ -194,12 +194,8 @@ def describe(event: Event) -> str | None:
     """Return what the history shows of an event, as JSON; None for nothing."""
     if type(event) is Created:  # by far the most frequent: each sale has one
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
-    # Left out: the texts that the record keeps, and two marks that only `advance` reads.
-    left_out = (
-        ("at", "reason", "receipt", "before_accepted", "before_reversing")
-        if isinstance(event, Found)
-        else ("at", "messages")
-    )
+    # Left out: the texts that the record keeps.
+    left_out = ("at", "reason", "receipt") if isinstance(event, Found) else ("at", "messages")
     said = {
         name: value
         for name, value in attrs.asdict(event, recurse=False).items()
@@ -288,11 +284,14 @@ def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Recor
 
 
 def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Record, Record]:
-    """Return the attempt as it is and as the event leaves it. Raises `TransitionError`, as `advance` does."""
+    """Return the attempt as it is and as the event leaves it, which was made of `record`.
+
+    Raises `TransitionError`, as `advance` does.
+    """
     if not 1 <= record.attempt <= len(attempts):
         raise transition_error(record, "no such attempt")
     before = attempts[record.attempt - 1]
-    after = advance(before, event)
+    after = advance(before, event, record)
     is_corrected = before.state is State.REFUSED and after.state is not State.REFUSED
     if is_corrected and record.attempt < len(attempts):
         words = f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now"

@@ -230,18 +230,19 @@ class OpenAsks:
 
     # --- Changes
 
-    async def apply(self, ask: Followed, event: Event) -> bool:
+    async def apply(self, ask: Followed, event: Event, seen: Record | None = None) -> bool:
         """Write an event, end the waits of a decided ask, and return whether the ledger took the event.
 
-        An event that the ledger did not take counts for nothing, so the ask is queried again.
+        An event that the ledger did not take counts for nothing, so the ask is queried again. `seen`: the record that
+        the event was made of; None: the newest.
         """
         before, identifier = ask.record, ask.record.client_transaction_id
         try:
             try:
-                is_form = before.kind == "form"
-                if is_form and await self.late.write_now(identifier):  # a return comes before what was found of it
+                # Of a form a return comes before what was found of it.
+                if before.kind == "form" and await self.late.write_now(identifier):
                     raise LedgerUnavailableError("an earlier event of the ask is not written yet")
-                self.learn(ask, await self.ledger.apply(ask.record, event))
+                self.learn(ask, await self.ledger.apply(seen or ask.record, event))
             except TransitionError:
                 if await self.reread(ask) or ask.record is not before:
                     return False  # the newer record may not need the event
@@ -250,7 +251,7 @@ class OpenAsks:
                     raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
                 if ask.record is before:
                     raise  # no earlier event was missing
-                self.learn(ask, await self.ledger.apply(ask.record, event))
+                self.learn(ask, await self.ledger.apply(seen or ask.record, event))
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:

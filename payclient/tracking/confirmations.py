@@ -269,7 +269,7 @@ class Confirmer:
         self._poller.rate.note_success(form.tried_at)
         self._queries.note_request(form.tried_at, answered=True)
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
-        is_settled = await self._take(form, current, reading)
+        is_settled = await self._take(form, current, record, reading)
         current.in_doubt = not current.declined
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
         return is_settled and report.transaction_id == transaction_id
@@ -284,7 +284,7 @@ class Confirmer:
             return True
         if report is not None and self.awaits_confirmation(record, report):
             return True
-        return await self._take(form, current, read_form(record, report, self._clock.time()))
+        return await self._take(form, current, record, read_form(record, report, self._clock.time()))
 
     async def _is_replaced(self, form: Record, current: Confirmation) -> bool:
         """Return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
@@ -318,13 +318,15 @@ class Confirmer:
                 self._confirm(form, transaction_id)
         return bool(others)
 
-    async def _take(self, form: ReturnedForm, current: Confirmation, reading: Reading) -> bool:
-        """Write what an answer means, and return whether that settles the confirmation."""
+    async def _take(
+        self, form: ReturnedForm, current: Confirmation, record: Record, reading: Reading
+    ) -> bool:
+        """Write what an answer means, read by this record, and return whether that settles the confirmation."""
         current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
         if current.declined and self._confirm_others(form, reading.report):
             return False
         form.report = reading.report or form.report
-        form.record = await self._queries.write(form.record, reading)
+        self._form(await self._queries.write(record, reading))
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
         is_over = form.record.state in APPROVED or (current.declined and form.record.state.decided)

@@ -21,7 +21,7 @@ from payclient.events import (
     FoundPending,
     ProvenAbsent,
 )
-from payclient.lifecycle import DROPPED, PAID, Record, State
+from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.followup import FAILURES, Followed, Policy, TransactionRef, may_be_absent
 
@@ -180,7 +180,6 @@ def _event_of(
                 transaction_id=transaction_id,
                 instead_of=instead_of,
                 receipt=receipt,
-                before_reversing=state is not State.REVERSING,
             )
         case State.REFUSED, "Pendiente":
             return Conflicted(at=at, what="pending, though it was refused")
@@ -188,13 +187,7 @@ def _event_of(
             ends = at + sale_window if record.kind == "sale" else None
             return FoundPending(at=at, transaction_id=transaction_id, expires_at=ends)
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
-            return FoundCancelled(
-                at=at,
-                transaction_id=transaction_id,
-                reason=report.reason,
-                before_accepted=state not in PAID,
-                candidate_ids=record.candidate_ids,
-            )
+            return FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason)
     return None
 
 
@@ -356,7 +349,7 @@ class AnswerReader:
             ask.absent_at = now
         elif now >= policy.second_proof_due(ask.absent_at):
             if ask.all_missing():
-                return Reading([ProvenAbsent(at=self.at, candidate_ids=candidates)])
+                return Reading([ProvenAbsent(at=self.at)])
             ask.absent_at = None
         return Reading()
 
@@ -381,7 +374,7 @@ def read_confirmation(record: Record, transaction_id: int, report: StatusReport,
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
     """Return what a status report means for a form. Without events it is not a verdict yet."""
     if report is None:
-        return Reading([Abandoned(at=at, candidate_ids=record.candidate_ids)])
+        return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):
         return Reading([Conflicted(at=at, what=mismatch)])
     if report.state == "Pendiente":

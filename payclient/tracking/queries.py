@@ -209,7 +209,7 @@ class StatusQueries:
         if reading.conflict is not None:
             what = "a status report is not ours: %s"
             log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
-        is_taken = all([await self._asks.apply(ask, event) for event in reading.events])
+        is_taken = all([await self._asks.apply(ask, event, record) for event in reading.events])
         if is_taken:
             await self._alarm_if_corrected(record, ask.record, reading)
         return is_taken
@@ -228,18 +228,18 @@ class StatusQueries:
                 _alarm(after, Reading(alarms=[alarm]))
 
     async def write(self, record: Record, reading: Reading) -> Record:
-        """Log and write what an answer means for an attempt, and return the attempt's record after that."""
+        """Log and write what an answer means, read by this record of an attempt; return the record after that."""
         if await is_noted(self._asks.ledger, record, reading.events):
             return record
         _alarm(record, reading)
         if reading.conflict is not None:  # here only the answer to a confirmation has one
             what = "a confirmation is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
-        before = record
+        after = record
         for event in reading.events:
-            record = await self._asks.write(record, event)
-        await self._alarm_if_corrected(before, record, reading)
-        return record
+            after = await self._asks.write(record, event)
+        await self._alarm_if_corrected(record, after, reading)
+        return after
 
     def can_see(self, record: Record) -> bool:
         """Return whether "not found" under the token in use is about this attempt; warn once where it is not."""

@@ -17,7 +17,7 @@ from payclient.errors import (
     UsageError,
 )
 from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import Record, State, advance
 from payclient.logs import tracker_log as log
 from payclient.profile import UndoProfile
 from payclient.tracking.outcomes import Outcome
@@ -91,13 +91,11 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
         is_undone = await _is_undone(poller, record, accepted_counts=True)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
-    if is_undone:
-        # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service
-        # has no such query, their own queries settle them.
-        are_settled = poller.policy.by_client_id or not poller.policy.can_query
-        candidate_ids = record.candidate_ids if are_settled else ()
-        withdrawn = Withdrawn(at=poller.clock.time(), candidate_ids=candidate_ids)
-        return Outcome.of(await poller.asks.write(record, withdrawn))
+    # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service has
+    # no such query, their own queries settle them.
+    are_settled = poller.policy.by_client_id or not poller.policy.can_query
+    if is_undone and (are_settled or not record.candidate_ids):
+        return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
     return await _check_anew(poller, record)
 
 
@@ -148,13 +146,13 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
     await poller.session.ensure_token()
     total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
     # Twice the total time-out: by then a request that was late on its way has been executed.
-    until = wall + 2 * total
+    permit = ReversalPermitted(at=wall, expires_at=wall + 2 * total)
     try:
-        permitted = await asks.ledger.apply(record, ReversalPermitted(at=wall, expires_at=until))
+        permitted = await asks.ledger.apply(record, permit)
     except TransitionError:  # another call, or another process, reverses it
         return Outcome.of(await asks.ledger.get(identifier) or record)
     except LedgerError:  # the permit may have been written all the same
-        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=until))
+        await asks.write(advance(record, permit), ReversalNotSent(at=clock.time()))
         raise
     if asks.leases is not None:
         asks.leases.ours.add(identifier)
@@ -163,11 +161,10 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
     try:
         await poller.session.reverse(**by, before_send=partial(_check_time, clock, wall, steady, total))
     except NotSentError:
-        await asks.write(permitted, ReversalNotSent(at=clock.time(), permitted_until=until))
+        await asks.write(permitted, ReversalNotSent(at=clock.time()))
         raise
     except RefusedError as refused:
-        code = refused.error_code
-        refusal = ReversalRefused(at=clock.time(), error_code=code, permitted_until=until)
+        refusal = ReversalRefused(at=clock.time(), error_code=refused.error_code)
         # A proxy may have repeated the request: the first gave the money back, and the second was refused.
         record = await asks.write(permitted, refusal)
         outcome = await _check_anew(poller, record)
@@ -187,5 +184,4 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
         raise
     if not await _is_undone(poller, permitted, accepted_counts=False):
         return await poller.check(permitted)
-    given_back = Reversed(at=clock.time(), reversed_id=permitted.transaction_id)
-    return Outcome.of(await asks.write(permitted, given_back))
+    return Outcome.of(await asks.write(permitted, Reversed(at=clock.time())))

@@ -374,7 +374,8 @@ VARIANTS = {
     "no answer is the last": Variant(_no_answer_is_the_last, frozenset({"purchases", "silence"})),
     # What the ledger could not take is true all the same.
     "memory says more": Variant(
-        lambda: [(late_writes, "unwritten", lifecycle.advance)], frozenset({"outages"})
+        lambda: [(late_writes, "unwritten", lambda record, event: lifecycle.advance(record, event))],
+        frozenset({"outages"}),
     ),
     # Of several attempts of an id only the newest is looked at before the next.
     "the newest attempt alone": Variant(lambda: [(Refusals, "_attempts", _itself)], frozenset({"again"})),

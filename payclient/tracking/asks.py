@@ -226,7 +226,7 @@ class OpenAsks:
 
     def is_followed_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends or follows the attempt."""
-        return self.leases is not None and not self.leases.is_here(record.client_transaction_id)
+        return self.leases is not None and record.client_transaction_id not in self.leases.ours
 
     # --- Changes
 
@@ -344,7 +344,8 @@ class OpenAsks:
 
     def _end_follow_up(self, record: Record) -> None:
         if self.leases is not None:
-            self.leases.drop(record.client_transaction_id)
+            # The ledger ended its lease as it took the decision.
+            self.leases.ours.discard(record.client_transaction_id)
         if record.kind == "form":
             for callback in self.on_form_decided:
                 callback(record)

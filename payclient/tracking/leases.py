@@ -118,10 +118,8 @@ class Leases:
         self._asks = poller.asks
         self._ledger = ledger
         self._sending_after = poller.policy.total_timeout + SENDING_GRACE
-        #: The client transaction ids that this process follows by its lease; and those that it follows though another
-        #: process has the lease, which should have ended its follow-up by now.
+        #: The client transaction ids of which this process has the lease.
         self.ours: set[str] = set()
-        self.without_lease: set[str] = set()
         #: Ids that are held and not followed: the ledger failed in between, or a form was notified or came back.
         self._untaken: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
@@ -133,15 +131,6 @@ class Leases:
         self._reading: asyncio.Task[None] | None = None
         self._claiming: asyncio.Task[bool] | None = None
         self._unwatch: Callable[[], None] | None = None
-
-    def is_here(self, client_transaction_id: str) -> bool:
-        """Return whether this process follows the ask."""
-        return client_transaction_id in self.ours or client_transaction_id in self.without_lease
-
-    def drop(self, client_transaction_id: str) -> None:
-        """Forget a decided ask: the ledger ended its lease as it took the decision."""
-        self.ours.discard(client_transaction_id)
-        self.without_lease.discard(client_transaction_id)
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
         """Hold the lease without renewal for so many seconds, in which nothing is due without a notification.
@@ -262,14 +251,13 @@ class Leases:
 
     async def _compare(self) -> None:
         """Leave the asks whose lease another process has taken, and follow those held here that nobody follows."""
-        before = set(self.ours)
+        before, find = set(self.ours), self._asks.find
         held = await self._ledger.held()
         self.ours = held | (self.ours - before)  # those that came while the ledger was read
-        for ask in self._asks.all():
-            if not ask.followed_elsewhere and self._asks.is_followed_elsewhere(ask.record):
+        for ask in map(find, before - self.ours):
+            if ask is not None and not ask.record.state.decided:
                 ask.followed_elsewhere = True
                 self._asks.plan(ask)
-        find = self._asks.find
         unfollowed = [each for each in held if (known := find(each)) is None or known.followed_elsewhere]
         # What is new here was claimed, and the answer was lost: it is taken over next, a form too.
         self._untaken.update(set(unfollowed) - before)

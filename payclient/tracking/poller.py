@@ -238,10 +238,8 @@ class Poller:
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.followed_elsewhere:
-            # The process that has it should have ended by now.
-            is_wanted = ask.waiters or ask.recheck_at < math.inf
-            if is_wanted and self.asks.leases is not None:
-                self.asks.leases.without_lease.add(ask.record.client_transaction_id)
+            # The process that has its lease should have ended its follow-up by now.
+            if ask.waiters or ask.recheck_at < math.inf:
                 ask.followed_elsewhere = False
                 self.asks.plan(ask)
             else:

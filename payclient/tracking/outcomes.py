@@ -213,30 +213,27 @@ class PendingSale:
         asks.check_loop()
         ask = asks.follow(record)
         if ask is None:
-            return await self._learn(await settled(asks, record))
+            return self._take(await newest_of(asks, record))
         if (ask.waits_over and not ask.record.state.decided) or ask.followed_elsewhere:
             # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)
         if not (ask.record.state.decided or ask.waits_over):
             if asks.closed:  # while the ledger was read
-                return await self._learn(await settled(asks, ask.record))
+                return self._take(await newest_of(asks, ask.record))
             ask = asks.follow(ask.record) or ask  # it may have been forgotten then, too
             await _wait_for_end(asks.clock, ask, timeout)
-        return await self._learn(Outcome.of(ask.record, report=ask.report))
+        return self._take(ask.record, ask.report)
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""
-        return await self._learn(await self._poller.check(self.record))
+        return self._take(*await self._poller.check(self.record))
 
-    async def _learn(self, outcome: Outcome) -> Outcome:
-        """Return the outcome, and take its record into this handle, whose own ask may be followed no more."""
-        if outcome.state is not self.state:
-            with suppress(LedgerError, UsageError):  # also where the tracker that made the handle is closed
-                newest = await self._poller.asks.ledger.get(self.client_transaction_id)
-                if newest is not None and newest.attempt == self.attempt:
-                    self._record, self._ask = newest, self._poller.asks.follow(newest)
-        return outcome
+    def _take(self, record: Record, report: StatusReport | None = None) -> Outcome:
+        """Take a newer record into this handle, whose own ask may be followed no more; return the outcome."""
+        if record.state is not self.state and record.attempt == self.attempt:
+            self._record, self._ask = record, self._poller.asks.follow(record)
+        return Outcome.of(record, report=report)
 
 
 async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> None:
@@ -258,8 +255,8 @@ async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> N
         ask.waiters.discard(waiter)
 
 
-async def settled(asks: OpenAsks, record: Record) -> Outcome:
-    """Return what the ledger says of an ask that is not followed."""
+async def newest_of(asks: OpenAsks, record: Record) -> Record:
+    """Return the ledger's record of an ask that is not followed."""
     identifier = record.client_transaction_id
     if asks.closed and not record.state.decided:
         raise TrackerClosedError("the tracker is closed", client_transaction_id=identifier)
@@ -269,7 +266,7 @@ async def settled(asks: OpenAsks, record: Record) -> Outcome:
         if not record.state.decided:
             raise
         newest = None
-    return Outcome.of(newest if newest is not None and newest.attempt == record.attempt else record)
+    return newest if newest is not None and newest.attempt == record.attempt else record
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:

@@ -33,7 +33,7 @@ from payclient.tracking.followup import (
     awaits_last_query,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
-from payclient.tracking.outcomes import Outcome, PendingSale, settled
+from payclient.tracking.outcomes import PendingSale, newest_of
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import (
     CALLERS,
@@ -55,6 +55,9 @@ PER_TURN = 250
 #: Expiries written, and requests in flight, at once.
 EXPIRIES_AT_ONCE = 64
 REQUESTS_AT_ONCE = 32
+
+#: What is known of an ask: its record, and the service's report of it that came just now.
+Known = tuple[Record, StatusReport | None]
 
 #: Seconds after which something due that was not looked at means that the poller has stopped.
 MOST_LATE = 10.0
@@ -381,16 +384,16 @@ class Poller:
         sending = record.state is State.SENDING and not self.asks.is_followed_elsewhere(record)
         return PendingSale(self, record, None if sending else self.asks.follow(record))
 
-    async def check(self, record: Record) -> Outcome:
+    async def check(self, record: Record) -> Known:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         self.asks.check_loop()
         ask = self.asks.follow(record)
         if ask is None and record.state is State.ACCEPTED and self._may_query_now(record):
             ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
         if ask is None or ask.record.state.decided is not record.state.decided:  # changed since
-            return await settled(self.asks, record)
+            return await newest_of(self.asks, record), None
         report = await self._query_soon(ask)
-        return Outcome.of(ask.record, report=report or ask.report)
+        return ask.record, report or ask.report
 
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""

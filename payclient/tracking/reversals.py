@@ -20,8 +20,7 @@ from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused
 from payclient.lifecycle import Record, State, advance
 from payclient.logs import tracker_log as log
 from payclient.profile import UndoProfile
-from payclient.tracking.outcomes import Outcome
-from payclient.tracking.poller import Poller
+from payclient.tracking.poller import Known, Poller
 from payclient.wire import undo_request
 
 
@@ -58,7 +57,7 @@ async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -
     return is_ours and not (accepted_counts and report.state == "Aceptado")
 
 
-async def _check_anew(poller: Poller, record: Record) -> Outcome:
+async def _check_anew(poller: Poller, record: Record) -> Known:
     """Query an ask, and use no answer to an earlier query: it may be older than the request to take it back."""
     ask = poller.asks.find(record.client_transaction_id)
     if ask is not None and poller.policy.can_query:
@@ -72,19 +71,19 @@ async def _check_anew(poller: Poller, record: Record) -> Outcome:
 # --- A push request that nobody answered
 
 
-async def withdraw(poller: Poller, record: Record) -> Outcome:
+async def withdraw(poller: Poller, record: Record) -> Known:
     """Withdraw a push request. Where that came too late or its answer is lost, query what became of it."""
     identifier = record.client_transaction_id
     if record.kind == "form":
         words = "a form is not withdrawn: hand out its links no more"
         raise UsageError(words, client_transaction_id=identifier)
     if record.state.decided or record.state in (State.SENDING, State.REVERSING):
-        return Outcome.of(record)
+        return record, None
     words = "the tracker was closed before the withdrawal was on record; query its status"
     return await poller.finish(_withdraw(poller, record), identifier, words)
 
 
-async def _withdraw(poller: Poller, record: Record) -> Outcome:
+async def _withdraw(poller: Poller, record: Record) -> Known:
     """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
     try:
         await poller.session.cancel(**_one_id(record, poller.session.profile.cancel))
@@ -95,17 +94,17 @@ async def _withdraw(poller: Poller, record: Record) -> Outcome:
     # no such query, their own queries settle them.
     are_settled = poller.policy.by_client_id or not poller.policy.can_query
     if is_undone and (are_settled or not record.candidate_ids):
-        return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
+        return await poller.asks.write(record, Withdrawn(at=poller.clock.time())), None
     return await _check_anew(poller, record)
 
 
 # --- A payment
 
 
-async def reverse(poller: Poller, record: Record) -> Outcome:
+async def reverse(poller: Poller, record: Record) -> Known:
     """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
     if record.state in (State.REVERSING, State.REVERSED):
-        return Outcome.of(record)
+        return record, None
     identifier, profile = record.client_transaction_id, poller.session.profile
     words = None
     if record.state is not State.ACCEPTED:
@@ -123,7 +122,7 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     return await poller.finish(_reverse_or_follow(poller, record), identifier, words)
 
 
-async def _reverse_or_follow(poller: Poller, record: Record) -> Outcome:
+async def _reverse_or_follow(poller: Poller, record: Record) -> Known:
     """Do what `_reverse` does. Where others cancel all tasks of the process, a query finds how that ended."""
     try:
         return await _reverse(poller, record)
@@ -139,7 +138,7 @@ async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> 
         raise NotSentError("stopped between the permit and the send")
 
 
-async def _reverse(poller: Poller, record: Record) -> Outcome:
+async def _reverse(poller: Poller, record: Record) -> Known:
     """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
     # Before the permit: without a token nothing can be sent.
@@ -150,7 +149,7 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
     try:
         permitted = await asks.ledger.apply(record, permit)
     except TransitionError:  # another call, or another process, reverses it
-        return Outcome.of(await asks.ledger.get(identifier) or record)
+        return await asks.ledger.get(identifier) or record, None
     except LedgerError:  # the permit may have been written all the same
         await asks.write(advance(record, permit), ReversalNotSent(at=clock.time()))
         raise
@@ -167,9 +166,9 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
         refusal = ReversalRefused(at=clock.time(), error_code=refused.error_code)
         # A proxy may have repeated the request: the first gave the money back, and the second was refused.
         record = await asks.write(permitted, refusal)
-        outcome = await _check_anew(poller, record)
-        if outcome.state is State.REVERSED:
-            return outcome
+        newest, report = await _check_anew(poller, record)
+        if newest.state is State.REVERSED:
+            return newest, report
         # Go on in the background until the service has answered, and once more when a copy of the request that was
         # late on its way has been executed.
         if (ask := asks.find(identifier)) is None or not ask.is_answered:
@@ -179,9 +178,9 @@ async def _reverse(poller: Poller, record: Record) -> Outcome:
     except BaseException as error:
         asks.follow(permitted)  # a query shows how it ended
         if isinstance(error, (OutcomeUnknownError, asyncio.CancelledError)):  # a closing tracker cancels it
-            return Outcome.of(permitted)
+            return permitted, None
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
     if not await _is_undone(poller, permitted, accepted_counts=False):
         return await poller.check(permitted)
-    return Outcome.of(await asks.write(permitted, Reversed(at=clock.time())))
+    return await asks.write(permitted, Reversed(at=clock.time())), None

@@ -231,7 +231,7 @@ class Tracker:
         check_type("pending", pending, PendingSale)
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        return pending.outcome if record is None else await withdraw(self._poller, record)
+        return pending.outcome if record is None else pending._take(*await withdraw(self._poller, record))
 
     async def reverse(self, pending: PendingSale) -> Outcome:
         """Give a payment back, whole, and say what is known then: `paid` is False once it was given back.
@@ -244,9 +244,7 @@ class Tracker:
         check_type("pending", pending, PendingSale)
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        if record is None:
-            return pending.outcome
-        return await pending._learn(await reverse(self._poller, record))
+        return pending.outcome if record is None else pending._take(*await reverse(self._poller, record))
 
     async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.

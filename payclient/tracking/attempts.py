@@ -170,10 +170,6 @@ class Attempts:
         """Whether other processes may have this ledger open."""
         return self._asks.leases is not None
 
-    def running(self) -> list[asyncio.Task[Record]]:
-        """Return the sends in flight, which go on where their callers are cancelled. Closing waits for them."""
-        return [task for _, task in self._in_flight.values()]
-
     async def send(self, attempt: Attempt) -> Record:
         """Send the attempt unless one exists, and return its record. **Raises only if nothing was created.**
 
@@ -188,7 +184,8 @@ class Attempts:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
                 return ask.record
-            running = self._in_flight[identifier] = attempt, start(self._send(attempt))
+            running = attempt, start(self._send(attempt), self._poller.detached)
+            self._in_flight[identifier] = running
         attempt, sent = running
         try:
             return await outlive(sent)

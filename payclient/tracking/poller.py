@@ -108,7 +108,7 @@ class Poller:
         self._works: set[asyncio.Task[Any]] = set()
         #: The work of a shared rate in the ledger.
         self._reserving: asyncio.Task[Any] | None = None
-        #: Writes that go on where their callers are cancelled; at the close, the sends too. Closing waits for them.
+        #: Sends and writes, which go on where their callers are cancelled. Closing waits for them.
         self.detached: set[asyncio.Task[Any]] = set()
         #: The events that callers wait for: the query of an ask, or their turn to make a request of their own.
         self._starting: dict[Scheduled, asyncio.Event] = {}

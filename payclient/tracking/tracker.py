@@ -158,7 +158,6 @@ class Tracker:
     async def aclose(self) -> None:
         """Let the requests in flight end (within `drain` seconds) and stop following. The ledger stays open."""
         self._poller.asks.is_open = False
-        self._poller.detached.update(self._attempts.running())
         await self._poller.aclose(self._drain)
 
     async def sale(

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -303,21 +304,16 @@ class Listener:
     def __init__(self, server: Server, poll: float) -> None:
         self._server = server
         self._poll = poll
-        self._watchers: dict[object, Woken] = {}
+        self._watchers: set[Woken] = set()
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     def watch(self, woken: Woken) -> Callable[[], None]:
         """Call `woken` for each change from now on, until what this returns is called."""
-        key = object()
-        self._watchers[key] = woken
-
-        def stop() -> None:
-            self._watchers.pop(key, None)
-
-        return stop
+        self._watchers.add(woken)
+        return partial(self._watchers.discard, woken)
 
     def _wake(self, client_transaction_id: str | None) -> None:
-        for woken in tuple(self._watchers.values()):
+        for woken in tuple(self._watchers):
             try:
                 woken(client_transaction_id)
             except Exception as error:  # one watcher's fault is not another's

@@ -152,7 +152,7 @@ async def test_a_late_notification_is_queried_though_all_tasks_were_cancelled() 
     ("ledger", "identifier", "passes"),
     [
         (MemoryLedger, "order-17", 1),
-        (MemoryLedger, "form-1", 2),
+        (MemoryLedger, "form-1", 3),
         (MemoryLedger, "form-1", 1),
         (SharedLedger, "order-17", 1),
     ],

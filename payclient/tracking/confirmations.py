@@ -72,37 +72,32 @@ class Confirmer:
             return Outcome.of(record)
         form = self._form(record)
         if form.has_room_for(transaction_id):
-            if form.has_seen(transaction_id):
-                tried = self._confirm(form, transaction_id)
-            else:
-                form.writing.add(transaction_id)
+            is_new = transaction_id not in form.confirmations
+            tried = self._confirm(form, transaction_id, is_held=is_new)
+            if is_new:
+                confirmation = form.confirmations[transaction_id]
                 words = "the tracker was closed before the return was on record"
-                write = self._write_return(form, transaction_id)
-                go_on = partial(self._go_on, form, transaction_id)
-                tried = await self._poller.finish(write, record.client_transaction_id, words, at_end=go_on)
+                write = self._write_return(form, confirmation)
+                go_on = partial(self._go_on, form, confirmation)
+                await self._poller.finish(write, record.client_transaction_id, words, at_end=go_on)
             with suppress(TimeoutError):
                 await within(self._clock, self._session.timeouts.total, tried.wait())
         return Outcome.of(form.record, report=form.report)
 
-    async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> asyncio.Event:
-        """Record a return, so that no crash loses it, then confirm it; return the event that is set after the try."""
-        begins = True
-        try:
-            event = Returned(at=self._clock.time(), transaction_id=transaction_id)
-            form.record = await self._asks.ledger.apply(form.record, event)
-            self._asks.note_written(form.record)  # forgets no form that has an id in `writing`
-            begins = self._asks.is_open  # else the next process confirms it
-        finally:
-            # Confirm even if the ledger is down, or this task is cancelled: otherwise the service reverses the payment.
-            form.writing.discard(transaction_id)
-            tried = self._confirm(form, transaction_id, begins=begins)
-        return tried
+    async def _write_return(self, form: ReturnedForm, confirmation: Confirmation) -> None:
+        """Record a return, so that no crash loses it."""
+        event = Returned(at=self._clock.time(), transaction_id=confirmation.transaction_id)
+        form.record = await self._asks.ledger.apply(form.record, event)
+        confirmation.on_record = True
+        self._asks.note_written(form.record)
 
-    def _go_on(self, form: ReturnedForm, transaction_id: int | None) -> None:
-        """Confirm a return all the same whose write was cancelled before it began."""
-        if transaction_id in form.writing:
-            form.writing.discard(transaction_id)
-            self._confirm(form, transaction_id)
+    def _go_on(self, form: ReturnedForm, confirmation: Confirmation) -> None:
+        """Confirm a return even if the ledger is down, or its write was cancelled: else the service reverses it."""
+        confirmation.is_held = False
+        if self._asks.is_open or not confirmation.on_record:
+            self._poller.plan_form(form)
+        else:
+            form.close()  # the next process, which finds it in the ledger, confirms it
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid.
@@ -151,21 +146,21 @@ class Confirmer:
         return form
 
     def _confirm(
-        self, form: ReturnedForm, transaction_id: int | None, *, begins: bool = True
+        self, form: ReturnedForm, transaction_id: int | None, *, is_held: bool = False
     ) -> asyncio.Event:
         """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
 
-        With `transaction_id` None: query whether the form is paid. With `begins` False the form is left to the next
-        process, which finds it in the ledger. Transactions that may be confirmed already come first: a form has only
-        one confirmed payment.
+        With `transaction_id` None: query whether the form is paid. Transactions that may be confirmed already come
+        first: a form has only one confirmed payment.
         """
         for each in (*form.all_in_doubt(), transaction_id):
             confirmation = form.begin(each, self._clock.monotonic())
+        confirmation.is_held |= is_held
         tried = confirmation.tried
-        if begins and not self._asks.closed:
-            self._poller.plan_form(form)
-        else:
+        if self._asks.closed:
             form.close()
+        else:
+            self._poller.plan_form(form)
         return tried
 
     def forget(self, form: ReturnedForm) -> None:
@@ -230,8 +225,6 @@ class Confirmer:
         record = form.record
         if current.transaction_id is None or current.on_record or record.state in APPROVED:
             return
-        if current.transaction_id in form.writing:
-            return  # `_write_return` is writing it
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
             # A browser's word may be forged: only a report of a query is the service's word.
@@ -314,7 +307,7 @@ class Confirmer:
         """Confirm the other transactions that may have paid a form than a report names; return whether any may."""
         others = form.others_in_doubt(report)
         for transaction_id in others:
-            if not form.has_seen(transaction_id):
+            if transaction_id not in form.confirmations:
                 self._confirm(form, transaction_id)
         return bool(others)
 

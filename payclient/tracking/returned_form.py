@@ -48,6 +48,8 @@ class Confirmation:
     is_withheld: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
+    #: Whether the return that names it is being written: it is confirmed then.
+    is_held: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -65,8 +67,6 @@ class ReturnedForm(Scheduled):
     window: float
     #: By transaction id; that of None is a status query.
     confirmations: dict[int | None, Confirmation] = attrs.field(factory=dict)
-    #: Ids whose return is being written, to be confirmed then.
-    writing: set[int | None] = attrs.field(factory=set)
     #: Transaction id -> when a status query first found it accepted.
     accepted_at: dict[int | None, float] = attrs.field(factory=dict)
     #: When the latest request about the form was made.
@@ -81,7 +81,7 @@ class ReturnedForm(Scheduled):
     @property
     def is_idle(self) -> bool:
         """Whether no request is left to make, so that the ledger has all that there is."""
-        busy = self.all_open() or self.writing or self.task is not None
+        busy = self.all_open() or self.task is not None
         return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
 
     def all_open(self) -> list[Confirmation]:
@@ -90,11 +90,7 @@ class ReturnedForm(Scheduled):
 
     def has_room_for(self, transaction_id: int | None) -> bool:
         """Return whether this id may be confirmed: it came before, or few others are open."""
-        return self.has_seen(transaction_id) or len(self.all_open()) + len(self.writing) < MOST_IDS
-
-    def has_seen(self, transaction_id: int | None) -> bool:
-        """Return whether this id came before."""
-        return transaction_id in self.confirmations or transaction_id in self.writing
+        return transaction_id in self.confirmations or len(self.all_open()) < MOST_IDS
 
     def is_settled(self, transaction_id: int | None) -> bool:
         """Return whether this id had its answer, so that it needs no other."""
@@ -110,12 +106,12 @@ class ReturnedForm(Scheduled):
         answered = {
             each.transaction_id for each in self.confirmations.values() if each.declined or not each.open
         }
-        return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
+        return {*self.record.candidate_ids, *self.confirmations} - named - answered
 
     def all_in_doubt(self) -> list[int]:
         """Return the transactions named to this form that may be confirmed already, in the order of time."""
         answered = {each.transaction_id for each in self.confirmations.values() if not each.in_doubt}
-        return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered, *self.writing)]
+        return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]
 
     def reversed_at(self, now: float, at: float) -> float | None:
         """Return when the service reverses an unconfirmed payment, in UTC seconds; None: no transaction is confirmed.
@@ -167,7 +163,7 @@ class ReturnedForm(Scheduled):
 
         The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
         """
-        waiting = self.all_open()
+        waiting = [each for each in self.all_open() if not each.is_held]
         first = next((each for each in waiting if each.transaction_id is not None and each.in_doubt), None)
         if first is not None:
             waiting = [each for each in waiting if each is first or each.transaction_id is None]

@@ -230,6 +230,7 @@ async def test_a_short_window_has_a_short_pause_after_a_401(service: FakeService
             service.decide("Aceptado")
             await pending.check()
         assert pending.outcome.paid is True
+    assert service.queried_at[2] - service.queried_at[1] >= 3
 
 
 @in_virtual_time

@@ -45,7 +45,7 @@ from fake_service import (
     unlisted,
     when,
 )
-from payclient.events import Evidence, FoundAccepted, Notified
+from payclient.events import Evidence, FoundAccepted, FoundCancelled, Notified
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
@@ -216,13 +216,18 @@ async def test_what_a_look_finds(service: FakeService, other: dict[str, object],
     assert ("Conflicted" in await events_of(service.ledger)) is (paid is None)
 
 
+@pytest.mark.parametrize("found_here", [True, False])
 async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
-    service: FakeService, caplog: pytest.LogCaptureFixture
+    service: FakeService, caplog: pytest.LogCaptureFixture, found_here: bool
 ) -> None:
-    """A correction, and a critical line: somebody may have been told that nothing was paid."""
+    """A correction, and a critical line: somebody, here or at another process, was told that nothing was paid."""
     async with selling(service) as (tracker, pending):
-        service.decide("Cancelado")
-        assert (await outcome_of(service, pending)).paid is False
+        if found_here:
+            service.decide("Cancelado")
+            assert (await outcome_of(service, pending)).paid is False
+        else:
+            cancelled = FoundCancelled(at=service.clock.time(), transaction_id=1000)
+            await service.ledger.apply(await record_in(service.ledger), cancelled)
         service.decide("Aceptado")
         assert await tracker.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(5)

@@ -58,15 +58,10 @@ Said = Callable[[], HttpResponse]
 
 #: As the preset, but that status queries need not wait for one another.
 PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+assert PROFILE.status is not None
+STATUS = PROFILE.status
 #: Nobody can be asked about a form by our own id.
-BLIND = attrs.evolve(
-    PROFILE,
-    status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        state_field="transactionStatus",
-        states={"Pending": "Pendiente", "Canceled": "Cancelado", "Approved": "Aceptado"},
-    ),
-)
+BLIND = attrs.evolve(PROFILE, status=attrs.evolve(STATUS, by_client_transaction_id=None))
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -864,7 +859,9 @@ async def test_no_answer_but_a_report_ends_the_asking(
     assert service.confirmed == {5001}
 
 
-async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FakeService) -> None:
+async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, BLIND) as tracker:
         query = service.pay("form-1")
@@ -874,6 +871,10 @@ async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: Fa
         assert tries > 20
         await service.clock.advance(600)
         assert service.confirms[5001] == tries
+        assert caplog.messages == [
+            "form-1: a confirmation failed: OutcomeUnknownError",
+            "form-1: not confirmed in time; its status will tell",
+        ]
         service.confirm_scripts = []
         assert (await tracker.returned(query)).paid is False  # reversed meanwhile
 
@@ -993,10 +994,14 @@ async def test_what_was_named_before_a_withdrawal_is_queried_first(service: Fake
         assert (await outcome_of(service, pending, 60)).paid is True
 
 
-async def test_a_withdrawal_settles_what_was_named_where_nothing_can_be_queried(service: FakeService) -> None:
-    """The service's answer is all that there will ever be."""
+@pytest.mark.parametrize("status", [None, attrs.evolve(STATUS, by_transaction_id=None)])
+async def test_a_withdrawal_settles_what_was_named_where_no_query_goes_by_that(
+    service: FakeService, status: StatusProfile | None
+) -> None:
+    """The service's answer is all that there will ever be, but for "not found" by our own id."""
     cancel = UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="clientId")
-    profile = attrs.evolve(PROFILE, status=None, confirm=None, cancel=cancel)
+    profile = attrs.evolve(PROFILE, status=status, confirm=None, cancel=cancel)
+    service.instead = unlisted
     async with selling(service, lost_answer, profile=profile) as (tracker, pending):
         await tracker.notify(hint(1000))
         assert (await tracker.cancel(pending)).paid is False

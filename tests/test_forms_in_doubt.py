@@ -633,7 +633,9 @@ async def test_of_two_forms_paid_and_not_confirmed_the_first_is(service: FakeSer
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
 
 
-async def test_a_form_of_a_paid_purchase_is_not_confirmed(service: FakeService) -> None:
+async def test_a_form_of_a_paid_purchase_is_not_confirmed(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its first form was declined, and so another one was given; the old tab pays by another card, then the new one."""
     async with prepared(service) as tracker:
         await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
@@ -644,6 +646,7 @@ async def test_a_form_of_a_paid_purchase_is_not_confirmed(service: FakeService) 
         bought = await tracker.purchase("cart-1")
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
     assert 5002 not in service.confirms
+    assert sum("form-2: its payment is not confirmed" in each for each in caplog.messages) == 1
 
 
 async def test_a_cancelled_form_is_not_confirmed_while_the_ledger_fails(

@@ -224,11 +224,13 @@ async def test_a_cursor_that_the_ledger_never_gave_is_warned_of(
 ) -> None:
     """It was moved or restored: its outcomes are passed over until there are as many. The last one's is no such."""
     async with tracking(service, ledger) as tracker:
+        reader = Reader(tracker)  # of nothing yet, from the beginning
         await paid(service, tracker)
         last = (await in_time(anext(tracker.outcomes()))).cursor
         assert last is not None
         feeds = [tracker.outcomes(each) for each in (last, last + 1)]
     assert [each for feed in feeds async for each in feed] == []
+    await in_time(reader.task)
     assert caplog.text.count("not reached cursor") == 1
     assert f"not reached cursor {last + 1}:" in caplog.text
 

@@ -220,6 +220,7 @@ async def test_a_return_that_others_write_while_a_form_is_read_is_confirmed(
 async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     service: FakeService,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     profile: payclient.ServiceProfile,
     operations: list[str],
 ) -> None:
@@ -256,6 +257,7 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
             await asyncio.sleep(0.005)
         assert (await pending_of(other, "form-1")).outcome.paid is True
         assert (await pending_of(other, "died")).state is State.UNKNOWN
+    assert "the ledger failed" in caplog.text
 
 
 @pytest.mark.parametrize("reaches", [True, False])
@@ -386,6 +388,9 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, profile, ledger) as tracker:
         await pass_by(seconds)
+        is_put_off = ledger.holders["form-1"][1] > leases.A_YEAR
+        # In tests a process hears also of what it wrote itself, and does not put it off then.
+        assert is_put_off is (profile is BLIND and seconds > 0 and not hears)
         service.pay("form-1")
         returning = asyncio.create_task(tracker.returned(back(5001)))
         await pass_by(31)
@@ -457,13 +462,21 @@ async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> Non
         assert (await the_end(service, tracker, 10)).paid is True
 
 
-async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(service: FakeService) -> None:
-    """Nobody has its links yet: whoever names a payment of it guesses."""
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(
+    service: FakeService, fails: bool
+) -> None:
+    """Nobody has its links yet: whoever names a payment of it guesses, whether or not the ledger takes that."""
     service.scripts = [held := Held()]
-    async with tracking(service, profile=PROFILE) as tracker:
+    ledger = HookedLedger(before={"Notified": disk_full} if fails else {})
+    async with tracking(service, ledger, PROFILE) as tracker:
         preparing = asyncio.create_task(tracker.prepare(form()))
         await held.there.wait()
-        assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.EARLY
+        told = tracker.notify(hint(5001, "form-1"))
+        if fails:
+            await error_of(payclient.LedgerUnavailableError, told)
+        else:
+            assert await told is payclient.Receipt.EARLY
         await service.clock.advance(5)
         assert not service.confirms
         held.go.set()

@@ -21,7 +21,7 @@ from asyncpg.transaction import Transaction
 from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
-from payclient.events import FoundAccepted, Notified, NotSent, Returned
+from payclient.events import Exhausted, FoundAccepted, Notified, NotSent, Returned
 from payclient.ledger import Shared, archive_ledger, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
@@ -655,7 +655,7 @@ async def test_a_listener_whose_wire_falls_silent_connects_again(
 
 
 async def test_waking(url: str, ledger: PostgresLedger) -> None:
-    """Notifications and decisions of another process are heard of by id, and nothing else is."""
+    """Notifications, decisions and ends of another process are heard of by id, and nothing else is."""
     assert isinstance(ledger, Shared)
     assert not isinstance(MemoryLedger(), Shared)
     heard = Heard()
@@ -674,6 +674,8 @@ async def test_waking(url: str, ledger: PostgresLedger) -> None:
         for number in (7, 8):  # each may be the one
             await other.apply(fresh("c"), Notified(at=NOW, transaction_id=number))
             assert await heard.next() == "c"
+        await other.apply(await brought(other, State.EXPIRED, "e"), Exhausted(at=NOW + 400))
+        assert [await heard.next() for _ in range(2)] == ["e", "e"]  # a wait that hoped for more is over
         long = "x" * 2000
         await brought(other, State.ACCEPTED, long)
         assert await heard.next() is None  # no room for the name: look at everything

@@ -230,14 +230,14 @@ class PostgresWriter(Writer):
 
 
 def _news(writes: list[Write]) -> list[str]:
-    """Return the ids of what was notified or decided; an empty one stands for those that NOTIFY has no room for."""
+    """Return the ids of what was notified or is in the feed; an empty one is for those that NOTIFY has no room for."""
     found = set()
     for each in writes:
         after = each.answer
         if isinstance(after, Record):
             before = each.before
             hinted = (after.notified_at, after.candidate_ids) != (before.notified_at, before.candidate_ids)
-            if hinted or (after.state is not before.state and after.state in FEED):
+            if hinted or after.state in FEED:
                 found.add(after.client_transaction_id)
     return [each if len(each.encode()) < 1000 else "" for each in sorted(found)]
 

@@ -70,7 +70,7 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
     ([200], ['{"transactionId": 1}'], "created 1"),
     ([200], [f'{{"transactionId": {2**63 - 1}}}'], f"created {2**63 - 1}"),
     # The error object; its class is by 2061, 800, 22, then the status.
-    ([200, 202, 299, 400, 404, 409, 422, 498], [ERROR, '{"errorCode": -1}'], "RefusedError"),
+    ([200, 202, 299, 400, 404, 409, 422, 498], [ERROR, '{"errorCode": -1}', '{"errorCode": 1}'], "RefusedError"),
     ([400], [
         '{"errorCode": -5, "errors": "x", "message": 5}', '{"errorCode": 5, "transactionId": null, "note": "\\u00f3"}',
         '{"errorCode": 5, "errors": [{"errorCode": 7}, {"errorCode": 8}]}',

@@ -138,7 +138,7 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
     assert "secret" not in str(caught.value)
     # A value at its bound passes, and one left out is not checked.
     assert encoded(sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
-    assert encoded(minimal_prepare(tax=100), LIMITS)["amount"] == 100
+    assert [encoded(minimal_prepare(tax=each), LIMITS)["amount"] for each in (100, 5000)] == [100, 5000]
     with pytest.raises(InvalidRequestError):
         encode_prepare(minimal_prepare(), LIMITS)
 

@@ -364,7 +364,6 @@ class PaySession:
             call.error = _classify_failure(call, failure)
         except BaseException as raised:
             call.error = raised
-            raise
         finally:
             deadline.end()
             call.discard_copies()

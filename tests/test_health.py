@@ -67,7 +67,7 @@ async def test_what_is_open_and_unknown(service: FakeService) -> None:
     async with selling(service) as (tracker, _):
         answered = (await tracker.health()).answered_at
         service.scripts.append(lost_answer)
-        service.status_scripts = [lambda: refusal(0, status=503)] * 50
+        service.status_scripts = [lambda: refusal(0, status=500)] * 50
         await tracker.sale(sale("order-18", phone="0984111333"))
         await service.clock.advance(30)
         service.scripts.append(lost_answer)

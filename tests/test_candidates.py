@@ -493,7 +493,8 @@ async def test_a_late_notification_outlives_its_process(
 ) -> None:
     """The service answers no query when it comes; the next process asks, and a repeated one would be a duplicate."""
     service.scripts, service.lags = [script], False
-    async with tracking(service, ledger) as tracker:
+    profile = attrs.evolve(PROFILE, confirm=payclient.PAYPHONE.confirm)  # forms are looked for, too
+    async with tracking(service, ledger, profile) as tracker:
         with suppress(payclient.RefusedError):
             pending = await tracker.sale(sale())
             service.decide("Cancelado")
@@ -503,13 +504,13 @@ async def test_a_late_notification_outlives_its_process(
         await service.clock.advance(60)
     service.status_scripts = []
     service.decide("Aceptado")
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, ledger, profile) as tracker:
         for _ in range(10):
             await service.clock.advance(1)
             await ledger.get("what was queued before is written")
         assert (await pending_of(tracker)).outcome.paid is True
         queries = len(service.queries)
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, ledger, profile) as tracker:
         await service.clock.advance(60)
     assert len(service.queries) == queries
 

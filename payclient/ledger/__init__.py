@@ -72,7 +72,6 @@ class PurchaseHeldError(Exception):
     """Another ask of the same purchase is paid, or may yet be paid: nothing was permitted. `holder` is that ask."""
 
     def __init__(self, holder: Record) -> None:
-        super().__init__(holder.client_transaction_id)
         self.holder = holder
 
 

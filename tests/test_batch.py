@@ -796,6 +796,7 @@ async def test_nobody_waits_for_results_outside_the_block(service: FakeService) 
             reading = asyncio.create_task(all_of(results))
             await turns()
         await error_of(payclient.UsageError, reading, "inside")
+        await error_of(payclient.UsageError, all_of(results), "inside")
         async with payclient.charge_all(tracker, rows(3), wait=0, rate=0.001) as results:
             await turns()
         assert [(await in_time(anext(results))).request_key for _ in range(2)] == ["row-0", "row-1"]

@@ -1005,19 +1005,24 @@ async def test_all_that_had_the_old_token_goes_again(service: FakeService, token
     assert [result.paid for result in results.values()] == [True] * 5
 
 
-async def test_the_old_token_proves_nothing_of_the_new_one(service: FakeService, tokens: Tokens) -> None:
-    """A 401, a late success of the old token, and a 401 with the new one: no third token, the sending stops."""
+@pytest.mark.parametrize("is_proven", [False, True])
+async def test_the_old_token_proves_nothing_of_the_new_one(
+    service: FakeService, tokens: Tokens, is_proven: bool
+) -> None:
+    """A 401, a late success of the old token, and a 401 with the new one: no third token unless that was taken once."""
     held = Held()
 
     async def answer_the_first() -> None:
         held.go.set()
         await turns(50)
 
-    service.scripts = [held, refuses(1, status=401), when(answer_the_first, refuses(1, status=401))]
-    (results,) = await charged_with(tokens, rows(2))
-    assert tokens.used == ["token-1", "token-1", "token-2"]
+    service.scripts = [held, refuses(1, status=401), *[FakeService.take] * is_proven]
+    service.scripts.append(when(answer_the_first, refuses(1, status=401)))
+    (results,) = await charged_with(tokens, rows(2 + is_proven), max_in_flight=2)
+    assert tokens.used[2:] == (["token-2", "token-2", "token-3"] if is_proven else ["token-2"])
     assert results["row-0"].paid is True
-    assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
+    last = results[f"row-{1 + is_proven}"]
+    assert last.paid is True if is_proven else isinstance(last.error, payclient.UnauthorizedError)
 
 
 # --- What the rows are for

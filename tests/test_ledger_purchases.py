@@ -330,7 +330,9 @@ async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
     await ledger.keep_links(record, '{"card": "two"}', NOW + 600)
     assert await ledger.links("order", NOW + 599) == {"form": '{"card": "two"}'}
     assert await ledger.links("other", NOW) == {}
-    await ledger.drop_links(NOW + 599)
+    later = await permitted(ledger, attrs.evolve(form("later"), purchase="other"), PREPARED)
+    await ledger.keep_links(later, '{"card": "three"}', NOW + 700)
+    assert await ledger.drop_links(NOW + 599) == NOW + 600
     assert await ledger.links("order", NOW + 599) == {"form": '{"card": "two"}'}
     assert await ledger.links("order", NOW + 600) == {}
     await ledger.drop_links(NOW + 600)

@@ -342,10 +342,12 @@ def test_an_id_that_could_be_taken_for_another_is_refused(identifier: str, words
 )
 @pytest.mark.parametrize("body", [b"[]", b'{"errorCode": 20}'])
 async def test_a_cache_proves_no_absence(age: str, found: bool, body: bytes) -> None:
-    """A "not found" of some age is of an earlier query, when the sale may not have been there yet."""
+    """A "not found" of some age is of an earlier query, when the sale may not have been there yet; a report is one."""
     async with session_of(HttpResponse(200, {"age": age}, body), PROFILE) as session:
         if found:
             assert await session.status(client_transaction_id="order-17") is None
         else:
             with pytest.raises(payclient.OutcomeUnknownError, match="cache"):
                 await session.status(client_transaction_id="order-17")
+    async with session_of(HttpResponse(200, {"age": age}, b'[{"state": "Aceptado"}]'), PROFILE) as session:
+        assert await session.status(client_transaction_id="order-17") is not None

@@ -359,8 +359,13 @@ async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(servic
 async def test_a_form_that_is_prepared_costs_no_look_at_dead_links(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion of nothing writes and commits, by the writer that grants the permits; others die before its links."""
-    async with tracking(service) as tracker:
+    """A deletion of nothing writes and commits, by the writer that grants the permits; others die before its links.
+
+    The first one's die before those of an earlier process, whose forms lived longer.
+    """
+    async with tracking(service, profile=attrs.evolve(PROFILE, form_window=86_400.0)) as tracker:
+        await tracker.prepare(request("of a day"))
+    async with tracking(service, service.ledger) as tracker:
         await tracker.prepare(request("form-0"))
         await service.clock.advance(1)
         drop_links = AsyncMock(wraps=service.ledger.drop_links)

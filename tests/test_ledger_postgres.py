@@ -627,6 +627,20 @@ async def test_closing_without_a_server(
     await asyncio.to_thread(postgres.start)
 
 
+async def test_closing_while_a_write_has_no_answer(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for it is told as the ledger is closed: the server's answer may take as long as a write is tried."""
+    monkeypatch.setattr(postgres_ledger, "CLOSING", 0.1)
+    async with through_proxy(postgres, database) as (proxy, ledger):
+        proxy.mutes = True
+        permit = asyncio.ensure_future(ledger.permit(fresh()))
+        await asyncio.sleep(0)
+        await ledger.aclose()
+        async with asyncio.timeout(2):
+            await error_of(LedgerUnavailableError, permit)
+
+
 # Waking
 
 

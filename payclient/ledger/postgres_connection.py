@@ -96,7 +96,7 @@ def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
     user, hosts, path, query = parts.groups("") if parts else ("", "", "", "")
     schemas = re.findall(r"(?:^|&)schema=([^&]*)", query)
     rest = re.sub(r"(^|&)schema=[^&]*", "", query).removeprefix("&")
-    each_host = [Secret(f"postgresql://{user}{host}{path}{rest and '?'}{rest}") for host in hosts.split(",")]
+    each_host = [Secret(f"postgresql://{user}{host}{path}?{rest}") for host in hosts.split(",")]
     return each_host, schemas, f"postgresql://{hosts}{path}"
 
 

@@ -288,19 +288,22 @@ async def test_a_form_whose_request_others_cancel_is_prepared_anew(service: With
 
 
 async def test_who_joins_a_form_that_others_cancel_gets_a_form(service: Withheld) -> None:
-    """Its request has not left: the next one may be prepared."""
+    """Its request has not left: the next one may be prepared. Who joins a sale is told so, and may try again."""
     async with tracking(service) as tracker:
-        first = asyncio.ensure_future(tracker.live_form("cart", form))
-        for _ in range(2):
-            await asyncio.sleep(0)
+        first: list[asyncio.Task[object]] = [asyncio.ensure_future(tracker.live_form("cart", form))]
+        await asyncio.sleep(0)
+        first.append(asyncio.ensure_future(tracker.sale(sale())))
+        await asyncio.sleep(0)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         joining = asyncio.ensure_future(tracker.live_form("cart", form))
+        joining_sale = asyncio.ensure_future(tracker.sale(sale()))
         await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
         assert (await joining).is_live(service.clock.time())
-        assert first.cancelled()
-    assert len(service.prepared) == 1
+        await error_of(payclient.NotSentError, joining_sale, "others cancelled it")
+        assert all(each.cancelled() for each in first)
+    assert (len(service.prepared), service.posted) == (1, {})
 
 
 # --- Attempts

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import product
@@ -512,6 +513,12 @@ def test_forgotten_after_its_loop(url: str) -> None:
 )
 async def test_unknown_urls(url: str) -> None:
     await error_of(ConfigurationError, open_ledger(url), match="memory:, sqlite:PATH or postgresql:")
+
+
+async def test_a_postgresql_ledger_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "payclient.ledger.postgres", None)
+    await error_of(ConfigurationError, open_ledger("postgresql://host/db"), match="pip install payclient")
 
 
 KEYS = "abcdef"

@@ -306,18 +306,23 @@ async def test_a_lock_that_is_not_a_file(tmp_path: Path) -> None:
     await (await open_ledger(f"sqlite:{path}")).aclose()
 
 
-async def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [(errno.ENOLCK, ConfigurationError, "has locks"), (errno.EIO, LedgerUnavailableError, "be opened")],
+)
+async def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], words: str
+) -> None:
     """Where `flock` does not work no ledger is opened, and no descriptor is left behind."""
 
     def unsupported(file: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, os.strerror(number))
 
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir())) if descriptors.is_dir() else 0
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", unsupported)
-        with pytest.raises(ConfigurationError, match="has locks"):
-            await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+        await error_of(kind, open_ledger(f"sqlite:{tmp_path / 'charges.db'}"), match=words)
     assert not before or len(list(descriptors.iterdir())) <= before
     await (await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")).aclose()
 

@@ -349,7 +349,7 @@ class PaySession:
                     call.result = found
                     return found
                 # Before the sleep, in which another request may take the connection.
-                call.discard_copies()
+                call.discard_connection()
                 await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
                 call.begin_again()
         except asyncio.CancelledError as cancelled:
@@ -366,7 +366,7 @@ class PaySession:
             call.error = raised
         finally:
             deadline.end()
-            call.discard_copies()
+            call.discard_connection()
             if self.on_exchange is not None:
                 _report(self.on_exchange, call.exchange())
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
@@ -460,8 +460,8 @@ class Call:
         self.resends += 1
         self.proof = SendProof(self.proof.before_send, self.proof.deadline)
 
-    def discard_copies(self) -> None:
-        """Let no other request use a connection that may bring a second copy of an error or of "not found"."""
+    def discard_connection(self) -> None:
+        """Close a connection that may bring a second copy of an error or of "not found": no other call may read it."""
         if self.result is None and self.response is not None and self.response.discard is not None:
             self.response.discard()
 

@@ -42,11 +42,11 @@ def plain(name: str) -> str:
     return " ".join(bare.casefold().split())
 
 
-def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
+def pair_of(option: str, text: str, rule: str) -> tuple[str, str]:
     """Return what stands before and behind the first `=`. Raises `ConfigurationError` where either is missing."""
     name, _, value = (part.strip() for part in text.partition("="))
     if not name or not value:
-        raise ConfigurationError(f"{option}: {form}")
+        raise ConfigurationError(f"{option}: {rule}")
     return name, value
 
 
@@ -104,11 +104,11 @@ class Layout:
         """The column of each field whose column has another name."""
         return self.pairs("--map", "must be FIELD=COLUMN", self.map)
 
-    def pairs(self, option: str, form: str, given: Sequence[str]) -> dict[str, str]:
+    def pairs(self, option: str, rule: str, given: Sequence[str]) -> dict[str, str]:
         """Return what an option gives by `FIELD=VALUE`. Raises `ConfigurationError`."""
         pairs: dict[str, str] = {}
         for each in given:
-            name, value = pair_of(option, each, form)
+            name, value = pair_of(option, each, rule)
             if (field := self.field_of(name)) is None or field == "order":
                 fields = ", ".join(sorted(self.FIELDS - {"order"}))
                 raise ConfigurationError(f"{option} {name}: the field must be one of {fields}")

@@ -195,7 +195,7 @@ class SaleRequest(_Charge):
     agreement: ClassVar[str] = _Charge.agreement + " and phone_number and nick_name is None"
 
     def _find_faults(self) -> dict[str, list[str]]:
-        """Return every fault: the field that names the customer is required."""
+        """Return every fault. The phone is required, or with `by_nick_name` the nick name."""
         found = super()._find_faults()
         name = "nick_name" if self.by_nick_name is True else "phone_number"
         value = getattr(self, name)

@@ -19,7 +19,7 @@ private: partial[int] = partial(os.open, mode=0o600)
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for its owner only. At the end it replaces the one at `path`; after an error it is removed."""
-    # A process of the same number, which each container has, may have been killed here: its file is still there.
+    # A random name: one by the process id may be there already, from a process that was killed. Containers reuse ids.
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     beside = Path(name)
     try:

@@ -247,7 +247,7 @@ async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) 
 
 
 async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) -> None:
-    """Set another address of the service: the same one, with all that was charged there.
+    """Set a new address of the same service, which has all that was charged at the old one.
 
     :param base_url: The service's new address.
     """

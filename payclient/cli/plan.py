@@ -77,6 +77,7 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
 
 
 async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
+    """Return what an open ledger has of the rows, and which of the others it has with other zeros in front."""
     known = Known()
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}

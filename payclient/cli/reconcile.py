@@ -193,7 +193,7 @@ def reconcile(
     if html is not None:
         check_page(html)
     if report is not None:
-        read_report(report, COLUMNS[0])
+        read_report(report, COLUMNS[0])  # raises where another file is there
     entries, others, unnamed, dialect = read_statement(statement, form, profile_of(profile))
     pairs = asyncio.run(_pair_up(ledger, entries, since, until))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):

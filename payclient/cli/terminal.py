@@ -59,7 +59,7 @@ class _StandardStream(io.TextIOBase):
         return len(text)
 
     def send(self, seconds: float | None = 0) -> None:
-        """Write what is not written yet, as far as it is taken; wait so long for room (None: however long)."""
+        """Write what is not written yet, as far as it is taken; each time wait `seconds` for room (None: for ever)."""
         number = self._call("fileno")
         try:
             while self._unsent and select.select([], [number], [], seconds)[1]:

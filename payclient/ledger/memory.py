@@ -133,7 +133,7 @@ class MemoryLedger(Ledger):
             raise UsageError("the ledger is closed")
 
     def _note(self, after: Record, before: State | None, event: Event | None) -> None:
-        """Write the history; no event: the permit."""
+        """Add a change to the history, and to the feed if it belongs there; no event: the permit."""
         change = Change(
             cursor=next(self._cursors),
             client_transaction_id=after.client_transaction_id,

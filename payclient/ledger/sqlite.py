@@ -89,6 +89,7 @@ class SqliteDatabase:
             self._connection.execute("RELEASE inserted")
             raise
         self._connection.execute("RELEASE inserted")
+        # All of them: a row that other rows forbid raises.
         return {row[0] for rows in (permits, changes) for row in rows}
 
     def _insert(self, name: str, rows: list[Row]) -> None:

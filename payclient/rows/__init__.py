@@ -141,7 +141,7 @@ def _split_rows(file: Records, header: Columns) -> tuple[list[Row], list[int], l
 
 
 def _is_total(row: Row, header: Columns) -> bool:
-    """Return whether a row names no customer and no key, and holds an amount or the word total."""
+    """Return whether a row holds an amount or the word total, and beside that word no customer and no key."""
     if len(row.cells) != len(header.names):
         return False
     given = [(fields, cell) for fields, cell in zip(header.fields, row.cells, strict=True) if cell != ""]

@@ -140,7 +140,7 @@ def read_records(path: Path, form: Layout) -> Records:
     if kind in SHEETS:
         try:
             return _read_sheet(raw, form)
-        # Calamine reads some files that the XML parser, or a look by exact names, does not.
+        # Calamine reads some files that ElementTree cannot parse, or whose parts lie elsewhere than `_sheet_xml` looks.
         except _UNREADABLE as error:
             raise InvalidRequestError(
                 f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
@@ -178,7 +178,8 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
 def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int, int]:
     """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
 
-    The header is the line with the most known names; where no name is known, the line with the most cells.
+    The header is the line of `form.header_row`; else the line with the most known names; where no name is known, the
+    line with the most cells. Raises `InvalidRequestError` where `form.header_row` is empty, or is not among the lines.
     """
     known = [sum(bool(form.fields_of(str(cell))) for cell in line) for line in table]
     filled = [sum(cell != "" for cell in line) for line in table]
@@ -346,6 +347,7 @@ def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
 
 
 def _parse(line: int, text: str) -> Row:
+    """Read one line of JSONL as a row, with a fault where it is not a JSON object."""
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
         fault = None if isinstance(data, dict) else "is not a JSON object"

@@ -234,12 +234,12 @@ class Charges(AsyncIterator[ChargeResult]):
         return may_send(known, self._retry)
 
     async def _queue_later(self, lane: Lane, seconds: float) -> None:
-        """Queue a lane again in so many seconds, or as the batch stops; meanwhile others may start."""
+        """Queue a lane again in so many seconds, or once the batch stops meanwhile; until then others may start."""
         self._start_ready()
         if self.stopped is None:
             with suppress(TimeoutError):
                 await within(self._clock, seconds, self._stopping.wait())
-        else:
+        else:  # the event is set, and would end the wait at once
             await sleep(self._clock, seconds)
         self._queue_lane(lane)
 
@@ -382,7 +382,10 @@ class Charges(AsyncIterator[ChargeResult]):
         return None if self._wait is None else max(began + self._wait - self._clock.monotonic(), 0.0)
 
     async def _wait_for_result(self, pending: PendingSale, began: float) -> bool:
-        """Wait until a sale is decided, at most `wait` seconds. False: it expired; its last queries are to come."""
+        """Wait until a sale is decided, or for `wait` seconds.
+
+        False: by the clock its customer is free already; its last queries may be to come.
+        """
         while pending.expires_at is not None:
             if (seconds := self._busy_for(pending)) <= 0:
                 break

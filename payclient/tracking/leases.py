@@ -152,6 +152,7 @@ class Leases:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due.
 
         A process whose queries have no answer does so seldom: its leases end in between, for others to claim.
+        `is_done`: the claim before left no work over; otherwise the next round comes sooner.
         """
         for rounds in count(1):
             await asyncio.sleep(RENEW if is_done else min(RENEW, TRY_AGAIN))

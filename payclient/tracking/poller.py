@@ -128,7 +128,7 @@ class Poller:
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_followed_elsewhere(record):
             if self.asks.leases is not None:
-                self.asks.leases.claim_soon()  # the process that follows it learns of it too, if there is one
+                self.asks.leases.claim_soon()  # perhaps no process follows it; the ledger wakes one that does
             return
         ask = self.asks.follow(record)
         if ask is None or ask.record.state.decided:
@@ -138,6 +138,7 @@ class Poller:
             self.asks.plan(ask)
         elif not ask.followed_elsewhere:
             if ask.waits_over and self.asks.leases is not None:
+                # Its lease may have been put off: renew it like any other.
                 self.asks.leases.defer(record.client_transaction_id, 0.0)
             if not again:
                 ask.notified_queries = 0
@@ -439,7 +440,7 @@ class Poller:
     async def wait_for_turn(self) -> bool:
         """Wait until the rate allows a request. True: it may be made, and is counted.
 
-        For the total time-out at most, and as long as a turn takes: a rate may be slower.
+        Waits for at most the sum of the total time-out and the rate's longest turn.
         """
         turn, patience = Scheduled(), self.policy.total_timeout + self.rate.longest_turn
         try:

@@ -36,9 +36,9 @@ from fake_service import (
     selling,
     tracking,
 )
-from payclient.events import Evidence
+from payclient.events import Event, Evidence
 from payclient.ledger import open_ledger
-from payclient.lifecycle import State
+from payclient.lifecycle import Record, State
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -307,6 +307,35 @@ async def test_a_permit_that_may_be_on_record_ends_as_not_sent(service: Service,
         assert (await record_in(ledger)).state is State.ACCEPTED
         assert service.reversals == []
         assert (await tracker.reverse(pending)).state is State.REVERSED
+
+
+async def test_a_permit_that_failed_ends_no_other_reversal(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger failed at it, and took that of another call meanwhile: it called paid what is being given back."""
+    gate = Gate()
+    async with (
+        aclosing(await open_ledger(f"sqlite:{tmp_path / 'sales.db'}")) as ledger,
+        tracking(service, ledger, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending, ledger=ledger)).paid
+        apply, reversing = ledger.apply, []
+
+        async def fail(record: Record, event: Event) -> Record:
+            monkeypatch.setattr(ledger, "apply", apply)
+            await service.clock.advance(0.1)
+            reversing.append(asyncio.create_task(tracker.reverse(pending)))
+            await gate.there.wait()
+            raise payclient.LedgerUnavailableError("disk full")
+
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        monkeypatch.setattr(ledger, "apply", fail)
+        await error_of(payclient.LedgerUnavailableError, tracker.reverse(pending))
+        assert (await record_in(ledger)).state is State.REVERSING
+        gate.go.set()
+        assert (await reversing[0]).state is State.REVERSING
 
 
 async def test_a_token_that_is_not_given_costs_no_permit(service: Service) -> None:

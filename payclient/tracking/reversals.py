@@ -6,6 +6,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import attrs
+
 from payclient.clock import Clock, sleep
 from payclient.errors import (
     LedgerError,
@@ -17,7 +19,7 @@ from payclient.errors import (
     UsageError,
 )
 from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.profile import UndoProfile
 from payclient.tracking.poller import Known, Poller
@@ -150,8 +152,9 @@ async def _reverse(poller: Poller, record: Record) -> Known:
         permitted = await asks.ledger.apply(record, permit)
     except TransitionError:  # another call, or another process, reverses it
         return await asks.ledger.get(identifier) or record, None
-    except LedgerError:  # the permit may have been written all the same
-        await asks.write(advance(record, permit), ReversalNotSent(at=clock.time()))
+    except LedgerError:  # the permit may have been written all the same, or another one
+        unsent = attrs.evolve(record, expires_at=permit.expires_at)
+        await asks.write(unsent, ReversalNotSent(at=clock.time()))
         raise
     if asks.leases is not None:
         asks.leases.ours.add(identifier)

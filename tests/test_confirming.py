@@ -449,6 +449,24 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
         assert await state_of(service) is State.ACCEPTED
 
 
+async def test_a_form_that_nobody_can_query_is_renewed_no_more(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process hears of its own last write, too, and took back the day for which the lease is put off then: it was
+    renewed for ever, and no other process could query it, as one after an upgrade can.
+    """
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+    async with prepared(service, attrs.evolve(PROFILE, status=None, confirm=None), ledger):
+        for _ in range(100):  # of both times
+            await service.clock.advance(20.0)
+            await asyncio.sleep(0.002)
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        await asyncio.sleep(0.05)
+        assert ledger.holders["form-1"][1] > service.clock.monotonic() + 3600
+
+
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED

@@ -131,16 +131,14 @@ class _ProvingRequest(ClientRequest):
 
 
 class _JudgedResponse(ClientResponse):
-    """Gives its connection back once its last byte was judged by who waits for it, without waiting again.
+    """Keeps its connection until `release`, unless the whole answer came with its head.
 
-    aiohttp gives the connection back with that byte. Closed for an answer of no use, it may carry another's request.
+    aiohttp gives it back with the last byte. Closed for an answer of no use, it may carry another's request.
     """
 
     def _response_eof(self) -> None:
         if self.content is None:
-            super()._response_eof()  # the whole answer came with its head
-        else:
-            asyncio.get_running_loop().call_soon(super()._response_eof)
+            super()._response_eof()
 
 
 def _alive(protocol: ResponseHandler) -> bool:
@@ -213,6 +211,8 @@ class AiohttpTransport:
             except BaseException:
                 response.release()
                 raise
+            if not response.closed:  # once who waits for the answer has judged it, without waiting again
+                asyncio.get_running_loop().call_soon(response.release)
             discard = None if call.transport is None else call.transport.abort
             return HttpResponse(response.status, response.headers, body, discard)
         except asyncio.CancelledError:

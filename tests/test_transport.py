@@ -641,6 +641,15 @@ async def test_a_connection_whose_answer_is_not_read_yet(permit: Permit | None, 
         assert type((await asyncio.gather(query, return_exceptions=True))[0]) is OutcomeUnknownError
 
 
+async def test_a_connection_whose_answer_changes_the_protocol(caplog: pytest.LogCaptureFixture) -> None:
+    """It was given back by the garbage collector alone, which the loop's debug mode calls an error."""
+    asyncio.get_running_loop().set_debug(True)
+    go = write(b"HTTP/1.1 101 Go\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
+    async with RawServer((read, go, fin)) as server:
+        assert type(await sold(server, Permit())) is OutcomeUnknownError
+    assert "Unclosed" not in caplog.text
+
+
 @pytest.mark.parametrize("excess", [b"xx", b"\r\n", BOGUS], ids=["garbage", "line", "answer"])
 async def test_excess_after_an_answer(excess: bytes, context: ssl.SSLContext | None) -> None:
     """Bytes after an answer's end are no part of it, and none of the next one's."""

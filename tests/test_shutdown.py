@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import attrs
@@ -34,8 +35,10 @@ from fake_service import (
     when,
 )
 from manual_clock import ManualClock
+from payclient.errors import LedgerUnavailableError
 from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
+from payclient.tracking import leases
 from required import module
 from shops.serving import UVICORN, blocks_of, serving
 from test_web_shops import HeldSimulator
@@ -257,3 +260,19 @@ async def test_an_end_that_the_ledger_did_not_take_at_the_close_is_written_all_t
         asyncio.get_running_loop().call_soon(held.go.set)
     await sending
     assert (await record_in(ledger)).state is State.PENDING
+
+
+@in_virtual_time
+async def test_a_slow_ledger_has_five_seconds_at_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all that is not written: the supervisor waits no longer."""
+    monkeypatch.setattr(leases, "RENEW", 1e6)
+    service, ledger = FakeService(VirtualClock()), SharedLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+        await asyncio.sleep(1000)  # it expired: how long its lease is put off is written at the close
+        monkeypatch.setattr(ledger, "apply", AsyncMock(side_effect=LedgerUnavailableError("disk full")))
+        await tracker.sale(sale("order-18"))
+        for name in ("apply", "defer"):
+            monkeypatch.setattr(ledger, name, lambda *_: asyncio.sleep(100))
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 5.1

@@ -487,10 +487,11 @@ class Poller:
         self.asks.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self.asks.leases is not None:
-            await self.asks.leases.aclose()
         await cancel_all((*self._requests, *self._expiries, *self._works))
-        await self.asks.late.aclose()  # once nothing else writes
+        closing = [self.asks.late.aclose()]  # once nothing else writes
+        if self.asks.leases is not None:
+            closing.insert(0, self.asks.leases.aclose())
+        await asyncio.gather(*closing)
         self.confirmer.close()
         for started in self._starting.values():
             started.set()

@@ -467,6 +467,35 @@ async def test_a_form_that_nobody_can_query_is_renewed_no_more(
         assert ledger.holders["form-1"][1] > service.clock.monotonic() + 3600
 
 
+@pytest.mark.parametrize("returns", [1330, 1341])
+async def test_an_expired_form_that_came_back_is_put_off_no_more(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, returns: int
+) -> None:
+    """Its queries end then, or right before: due in minutes, nobody confirmed it after a restart; it was reversed."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+
+    async def pass_by(seconds: int) -> None:
+        for _ in range(seconds):  # of both times
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.002)
+
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, PROFILE, ledger) as tracker:
+        await service.clock.advance(returns - 15)
+        await pass_by(15)
+        service.pay("form-1")
+        returning = asyncio.create_task(tracker.returned(back(5001)))
+        await pass_by(40)
+        await returning
+        assert await state_of(service) is State.EXPIRED
+    service.confirm_scripts = []
+    async with tracking(service, SharedLedger(ledger), PROFILE):
+        await pass_by(60)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED

@@ -24,7 +24,7 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.schedule import FINAL_QUERY_DELAYS
-from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
+from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled, customer_acted
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_DAY, A_YEAR, Leases
 
@@ -220,7 +220,9 @@ class OpenAsks:
         """Put the renewal of an expired ask's lease off until its next look, in so many seconds."""
         if self.leases is None or ask.followed_elsewhere or ask.record.state is not State.EXPIRED:
             return
-        if not self.policy.can_query:  # another process may query it: after an upgrade, say
+        if ask.record.kind == "form" and customer_acted(ask.record):
+            seconds = 0.0  # any process confirms it where this one ends
+        elif not self.policy.can_query:  # another process may query it: after an upgrade, say
             seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
         self.leases.defer(ask.record.client_transaction_id, seconds)
 
@@ -288,6 +290,9 @@ class OpenAsks:
     def update(self, ask: Followed, record: Record) -> None:
         """Replace the ask's record by a newer one."""
         before, ask.record = ask.record, record
+        is_hinted = (record.notified_at, record.candidate_ids) != (before.notified_at, before.candidate_ids)
+        if is_hinted and ask.waits_over:  # its lease may have been put off: renew it like any other
+            self._defer_lease(ask, 0.0)
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.created, ask.expires = self._times(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):

@@ -285,7 +285,7 @@ class Leases:
                 self._changed.add(client_transaction_id)
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
                 self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
-                if ask is None:  # else `Poller.notified` does it, where another wrote a return
+                if ask is None:  # else `OpenAsks.update` does it
                     self.defer(client_transaction_id, 0.0)  # its lease may have been put off since
         is_idle = self._reading is None or self._reading.done()
         if self._changed and is_idle and not self._asks.closed:

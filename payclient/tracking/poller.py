@@ -137,9 +137,6 @@ class Poller:
             self.asks.wake(ask, waits_over=True)
             self.asks.plan(ask)
         elif not ask.followed_elsewhere:
-            if ask.waits_over and self.asks.leases is not None:
-                # Its lease may have been put off: renew it like any other.
-                self.asks.leases.defer(record.client_transaction_id, 0.0)
             if not again:
                 ask.notified_queries = 0
             elif ask.notified_queries is None:

@@ -92,6 +92,13 @@ async def until(service: FakeService, done: Callable[[], bool], seconds: int = 4
     pytest.fail("it never came to that")
 
 
+async def pass_by(service: FakeService, seconds: int) -> None:
+    """Let so many seconds go by, and as many rounds of the leases, which go by real time."""
+    for _ in range(seconds):
+        await service.clock.advance(1.0)
+        await asyncio.sleep(0.005)
+
+
 async def passing(service: FakeService, call: Coroutine[None, None, payclient.Outcome]) -> payclient.Outcome:
     """What a call gives while virtual time passes."""
     work = asyncio.create_task(call)
@@ -380,24 +387,19 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     if not hears:
         monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)
 
-    async def pass_by(seconds: int) -> None:
-        for _ in range(seconds):  # of both times
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
-
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, profile, ledger) as tracker:
-        await pass_by(seconds)
+        await pass_by(service, seconds)
         is_put_off = ledger.holders["form-1"][1] > leases.A_YEAR
         # In tests a process hears also of what it wrote itself, and does not put it off then.
         assert is_put_off is (profile is BLIND and seconds > 0 and not hears)
         service.pay("form-1")
         returning = asyncio.create_task(tracker.returned(back(5001)))
-        await pass_by(31)
+        await pass_by(service, 31)
         await returning
     service.confirm_scripts = []
     async with tracking(service, SharedLedger(ledger), profile):
-        await pass_by(60)
+        await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
 
 
@@ -422,11 +424,6 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
 
     monkeypatch.setattr(ledger, "defer", slowly)
 
-    async def pass_by(seconds: int) -> None:
-        for _ in range(seconds):  # of both times
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.005)
-
     service.confirm_scripts = [reset] * 1000
     async with tracking(service, ledger, BLIND) as tracker:
         (watcher,) = ledger.watchers
@@ -441,11 +438,11 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
         await service.clock.advance(1)  # its holder is woken
         monkeypatch.setattr(leases, "RENEW", until_next)
         gate.go.set()
-        await pass_by(30)
+        await pass_by(service, 30)
     monkeypatch.setattr(leases, "RENEW", 0.05)
     service.confirm_scripts = []
     async with tracking(service, SharedLedger(ledger), BLIND):
-        await pass_by(60)
+        await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
 
 
@@ -476,23 +473,18 @@ async def test_an_expired_form_that_came_back_is_put_off_no_more(
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
     ledger = SharedLedger()
 
-    async def pass_by(seconds: int) -> None:
-        for _ in range(seconds):  # of both times
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
-
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, PROFILE, ledger) as tracker:
         await service.clock.advance(returns - 15)
-        await pass_by(15)
+        await pass_by(service, 15)
         service.pay("form-1")
         returning = asyncio.create_task(tracker.returned(back(5001)))
-        await pass_by(40)
+        await pass_by(service, 40)
         await returning
         assert await state_of(service) is State.EXPIRED
     service.confirm_scripts = []
     async with tracking(service, SharedLedger(ledger), PROFILE):
-        await pass_by(60)
+        await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
 
 

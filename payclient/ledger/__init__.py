@@ -118,9 +118,8 @@ class Ledger(Protocol):
 
         `record` is what the event was made of: where the ledger's is newer, the event is applied to that one.
         Raises `TransitionError`, changing nothing, where its state does not take the event, or what is known since has
-        overtaken it. Its subclass
-        `TransactionTakenError` is raised for a `Created` whose transaction id another client transaction id has, sent
-        under the same credentials.
+        overtaken it. Its subclass `TransactionTakenError` is raised for a `Created` whose transaction id another client
+        transaction id has, sent under the same credentials.
         """
 
     async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:

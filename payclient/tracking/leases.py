@@ -25,9 +25,9 @@ from payclient.tracking.recovery import recheck_unpaid, take_over
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-#: Seconds after which this process renews its leases; and after which it tries again where the ledger failed, since a
-#: form that came back is reversed by the service unless somebody confirms it.
-RENEW, TRY_AGAIN = 10.0, 2.0
+#: Seconds after which this process renews its leases; and the part of them after which it tries again where the ledger
+#: failed, since a form that came back is reversed by the service unless somebody confirms it.
+RENEW, TRY_AGAIN = 10.0, 1 / 5
 
 #: Seconds beyond the total time-out after which nobody can be sending any more.
 SENDING_GRACE = 30.0
@@ -155,11 +155,12 @@ class Leases:
         `is_done`: the claim before left no work over; otherwise the next round comes sooner.
         """
         for rounds in count(1):
-            await asyncio.sleep(RENEW if is_done else min(RENEW, TRY_AGAIN))
+            await asyncio.sleep(RENEW if is_done else RENEW * TRY_AGAIN)
             is_cut_off = self._poller.queries.is_cut_off
-            is_done = is_cut_off and rounds % COMPARE_ROUNDS != 0
-            if is_done:  # this round does nothing
+            if is_cut_off and rounds % COMPARE_ROUNDS != 0:
+                is_done = True  # this round does nothing
                 continue
+            is_done = False
             self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
             try:
                 if not is_cut_off:

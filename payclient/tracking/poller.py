@@ -485,10 +485,8 @@ class Poller:
         if self._timer is not None:
             self._timer.cancel()
         await cancel_all((*self._requests, *self._expiries, *self._works))
-        closing = [self.asks.late.aclose()]  # once nothing else writes
-        if self.asks.leases is not None:
-            closing.insert(0, self.asks.leases.aclose())
-        await asyncio.gather(*closing)
+        closing = [] if self.asks.leases is None else [self.asks.leases.aclose()]
+        await asyncio.gather(*closing, self.asks.late.aclose())  # once nothing else writes
         self.confirmer.close()
         for started in self._starting.values():
             started.set()

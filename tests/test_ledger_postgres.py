@@ -15,21 +15,22 @@ from typing import Any, TypeVar
 from unittest.mock import AsyncMock, Mock
 
 import asyncpg
+import attrs
 import pytest
 from asyncpg.transaction import Transaction
 
 from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
-from payclient.events import Exhausted, FoundAccepted, Notified, NotSent, Returned
-from payclient.ledger import Shared, archive_ledger, open_ledger
+from payclient.events import Exhausted, FoundAccepted, FoundCancelled, Notified, NotSent, Prepared, Returned
+from payclient.ledger import Ledger, PurchaseHeldError, Shared, archive_ledger, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresDatabase, PostgresLedger
 from payclient.ledger.postgres_connection import Server
-from payclient.ledger.records import read_statements
-from payclient.lifecycle import Record, State
+from payclient.ledger.records import change_row, permit_row, read_statements
+from payclient.lifecycle import Record, State, advance
 from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
 from postgres_server import PostgresServer
@@ -323,12 +324,10 @@ async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: Postgr
             assert isinstance(granted, bool)
 
 
-async def beside_a_change(url: str, change: str, work: Awaitable[T]) -> T:
-    """What comes of work that begins while somebody writes this change of the only attempt, and may wait for it."""
+async def beside(url: str, write: Callable[[asyncpg.Connection], Awaitable[object]], work: Awaitable[T]) -> T:
+    """What comes of work that begins while somebody else's write is not committed yet, and may wait for it."""
     async with person(url) as (writer, transaction):
-        columns = "(attempt_id, version, at, before, decided_at, event, evidence, after, state_evidence)"
-        row = f"attempt_id, version + 1, at, after, at, {change} FROM payclient.changes ORDER BY version DESC LIMIT 1"
-        await writer.execute(f"INSERT INTO payclient.changes {columns} SELECT {row}")
+        await write(writer)
         working = asyncio.ensure_future(work)
 
         async def waits() -> object:
@@ -337,6 +336,52 @@ async def beside_a_change(url: str, change: str, work: Awaitable[T]) -> T:
         await until(waits)
         await transaction.commit()
     return await working
+
+
+async def beside_a_change(url: str, change: str, work: Awaitable[T]) -> T:
+    """`beside` a change of the only attempt."""
+    columns = "(attempt_id, version, at, before, decided_at, event, evidence, after, state_evidence)"
+    row = f"attempt_id, version + 1, at, after, at, {change} FROM payclient.changes ORDER BY version DESC LIMIT 1"
+    statement = f"INSERT INTO payclient.changes {columns} SELECT {row}"
+    return await beside(url, lambda writer: writer.execute(statement), work)
+
+
+async def declined_form(ledger: Ledger) -> tuple[Record, Record]:
+    """A form that holds its purchase no more, since its card was declined; and a push for the same purchase."""
+    form = attrs.evolve(fresh("form"), kind="form", purchase="order")
+    assert await ledger.permit(form)
+    for event in (Prepared(at=NOW, expires_at=NOW + 1200), FoundCancelled(at=NOW)):
+        form = await ledger.apply(form, event)
+    return form, attrs.evolve(fresh("push"), purchase="order")
+
+
+async def test_a_push_waits_for_the_return_of_its_purchases_form(url: str, ledger: PostgresLedger) -> None:
+    """Another process is about to commit that the customer tried a second card, and then confirms the payment."""
+    form, push = await declined_form(ledger)
+    event = Returned(at=NOW, transaction_id=7)
+    row = change_row(form, event, advance(form, event))
+
+    def write(writer: asyncpg.Connection) -> Awaitable[object]:
+        return PostgresDatabase(writer, read_statements("postgres.sql")).insert([], [row])
+
+    with pytest.raises(PurchaseHeldError):
+        await beside(url, write, ledger.permit(push))
+
+
+async def test_the_return_of_a_form_waits_for_a_push_of_its_purchase(
+    url: str, ledger: PostgresLedger
+) -> None:
+    """Another process is about to commit the permit of the push, which the confirmation of the form must see."""
+    form, push = await declined_form(ledger)
+
+    def write(writer: asyncpg.Connection) -> Awaitable[object]:
+        return PostgresDatabase(writer, read_statements("postgres.sql")).insert([permit_row(push)], [])
+
+    async def asks_after_return() -> list[Record]:
+        await ledger.apply(form, Returned(at=NOW, transaction_id=7))
+        return await ledger.asks("order")
+
+    assert len(await beside(url, write, asks_after_return())) == 2
 
 
 async def test_a_permit_waits_for_a_correction_under_way(url: str, ledger: PostgresLedger) -> None:

@@ -151,6 +151,8 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock($1);
     IF cardinality($4) > 0 THEN
+        -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
+        PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id FOR NO KEY UPDATE;
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, {permit}, owner, ask)
             SELECT new.*, $1,
@@ -254,7 +256,7 @@ BEGIN
     RAISE EXCEPTION '%', TG_ARGV[0];
 END $$;
 
--- Locks the attempt before it. So does the check of a change that leaves REFUSED: one of the two comes first.
+-- Locks the attempt before it. So does the check of a change of what was refused: one of the two comes first.
 CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM payclient.attempts
@@ -303,14 +305,15 @@ END $$;
 
 CREATE FUNCTION payclient.check_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF new.before = 'refused' AND new.after <> 'refused' THEN
+    -- After it an attempt may forbid the next one, or another ask of its purchase, whose permit locks it, too.
+    IF new.before IN ('refused', 'cancelled', 'unknown') THEN
         PERFORM FROM payclient.attempts WHERE id = new.attempt_id FOR NO KEY UPDATE;
-        IF EXISTS (
-            SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
-            WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
-        ) THEN
-            RAISE EXCEPTION 'illegal move';
-        END IF;
+    END IF;
+    IF new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
+        SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
+        WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+    ) THEN
+        RAISE EXCEPTION 'illegal move';
     END IF;
     IF new.event = 'Created' AND EXISTS (
         SELECT FROM payclient.transactions

@@ -36,7 +36,7 @@ ROOT = Path(payclient.__file__).parents[1]
 
 #: What every program of another process begins with.
 PRELUDE = """\
-import asyncio, gc, os, selectors, subprocess, sys
+import asyncio, gc, os, selectors, subprocess, sys, threading
 from payclient import LedgerInUseError, LedgerUnavailableError, PayError, UsageError, open_ledger
 from payclient.events import Created
 from payclient.lifecycle import Record
@@ -276,6 +276,28 @@ os._exit(0)
 """
     said = run(PRELUDE + program, tmp_path / "charges.db", tmp_path / "other.db")
     assert said == "still its own"
+
+
+def test_a_fork_waits_until_nobody_is_in_sqlite(tmp_path: Path) -> None:
+    """The child would find SQLite's own locks taken by a thread that it does not have, and its first use would hang."""
+    program = in_loop("""
+        there, forking, left = threading.Event(), threading.Event(), threading.Event()
+
+        async def in_sqlite(database):
+            there.set()
+            forking.wait()
+            left.set()
+            return True
+
+        ledger = await open_ledger("sqlite:" + sys.argv[1])
+        working = ledger.work(in_sqlite)
+        await asyncio.to_thread(there.wait)
+        os.register_at_fork(before=forking.set)
+        if child := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), await working, flush=True)
+        os._exit(0 if left.is_set() else 1)
+    """)
+    assert run(program, tmp_path / "charges.db") == "0 True"
 
 
 def test_a_fork_amid_the_first_opening(tmp_path: Path) -> None:

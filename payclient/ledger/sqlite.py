@@ -146,6 +146,28 @@ class SqliteDatabase:
             self._connection.execute("ROLLBACK")
 
 
+#: One lock for each ledger of this process, which its thread holds while it is in SQLite; and those held by a fork.
+_in_sqlite: set[threading.Lock] = set()
+_at_fork: list[threading.Lock] = []
+
+#: Seconds for which a fork waits for a disk that stands still.
+FORKING = 5.0
+
+
+def _begin_fork() -> None:
+    """Wait until no thread is in SQLite: a child would find SQLite's own locks taken by nobody, and wait for ever."""
+    _at_fork.extend(each for each in _in_sqlite.copy() if each.acquire(timeout=FORKING))
+
+
+def _end_fork() -> None:
+    while _at_fork:
+        _at_fork.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
+
+
 def finish(work: Coroutine[Any, Any, None]) -> None:
     """Run what never waits to its end."""
     with suppress(StopIteration):
@@ -194,10 +216,19 @@ class SqliteWriter(Writer):
             self.loop.call_soon_threadsafe(lambda: resolve(operations))
 
     def _run(self) -> None:
+        in_sqlite = threading.Lock()
+        _in_sqlite.add(in_sqlite)
+        try:
+            self._serve(in_sqlite)
+        finally:
+            _in_sqlite.discard(in_sqlite)
+
+    def _serve(self, in_sqlite: threading.Lock) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
         # the connection, which would tear the write-ahead log from under its parent.
         try:
-            file = self._open_file()
+            with in_sqlite:
+                file = self._open_file()
         except BaseException as error:  # the opener's
             self.opening.fail(error)
             self._answer([self.opening])
@@ -207,7 +238,8 @@ class SqliteWriter(Writer):
         database = SqliteDatabase(file.connection, count(file.last_cursor + 1), file.check_in_place)
         try:
             while operations := self._take():
-                finish(self._carry_out(operations, database))
+                with in_sqlite:
+                    finish(self._carry_out(operations, database))
                 self._answer(operations)
                 # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
                 del operations
@@ -215,7 +247,8 @@ class SqliteWriter(Writer):
             what = "the ledger's thread ended by a fault (%s): open it again"
             with suppress(BaseException):  # a handler of logs may be that fault
                 log("critical", "ledger_thread_ended", "", what, type(error).__name__)
-        file.close()
+        with in_sqlite:
+            file.close()
         while operations:  # after a fault: answer what comes from now on, too
             for each in operations:
                 each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))

@@ -30,6 +30,7 @@ from fake_service import (
     paid,
     pending_of,
     record_in,
+    refuses,
     sale,
     tracking,
     when,
@@ -228,6 +229,20 @@ async def test_a_wait_that_reads_the_ledger_as_the_tracker_closes_ends(
         gate.go.set()
         async with asyncio.timeout(5):
             await error_of(payclient.TrackerClosedError, waiting)
+
+
+async def test_a_decided_sale_says_its_outcome_after_the_close(service: FakeService, tmp_path: Path) -> None:
+    """The ledger is closed, too: what is known is true all the same, and what is open may have been decided since."""
+    ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+    service.scripts = [refuses(22)]
+    async with tracking(service, ledger) as tracker:
+        with suppress(payclient.RefusedError):
+            await tracker.sale(sale("order-1"))
+        decided, opened = await pending_of(tracker, "order-1"), await tracker.sale(sale("order-2"))
+    await ledger.aclose()
+    assert (await decided.wait()).paid is False
+    assert (await decided.check()).paid is False
+    await error_of(payclient.TrackerClosedError, opened.wait())
 
 
 @in_virtual_time

@@ -262,7 +262,7 @@ async def newest_of(asks: OpenAsks, record: Record) -> Record:
         raise TrackerClosedError("the tracker is closed", client_transaction_id=identifier)
     try:
         newest = await asks.ledger.get(identifier)
-    except LedgerError:
+    except (LedgerError, UsageError):  # the ledger was closed with the tracker, for instance
         if not record.state.decided:
             raise
         newest = None

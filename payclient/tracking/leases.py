@@ -191,7 +191,8 @@ class Leases:
     async def _claim(self) -> bool:
         """Claim the asks that are due and that no living process holds, a page at a time, and follow them.
 
-        Then look for abandoned forms, once: a customer who gave a form up may still pay it until its links are dead.
+        Then follow what is held and not followed, and look for abandoned forms, once: a customer who gave a form up may
+        still pay it until its links are dead.
         Return False where a failure of the ledger leaves work over, which is done in the next round.
         """
         is_more = True
@@ -203,13 +204,7 @@ class Leases:
                 self._must_look = self._must_look or bool(records)
                 await self._take_over(records)
             if self._untaken:
-                newest = await self._read_untaken()
-                open_ask = self._asks.open_ask
-                left = [each for each in newest.values() if self._is_left(each)]
-                # A form also while it is followed: its customer may have come back.
-                await self._take_over(
-                    [each for each in left if each.kind == "form" or not open_ask(each.client_transaction_id)]
-                )
+                await self._take_over(await self._read_untaken())
             if self._must_look:
                 await self._look_for_abandoned()
         except LedgerError as error:
@@ -226,20 +221,23 @@ class Leases:
             self._must_look = True
             raise
 
-    async def _read_untaken(self) -> dict[str, Record]:
+    async def _read_untaken(self) -> list[Record]:
         """Read what is held and not followed. What others write meanwhile is read again in the next round."""
         ids, self._untaken = self._untaken, set()
         try:
-            return await self._ledger.get_many(list(ids))
+            newest = (await self._ledger.get_many(list(ids))).values()
         except BaseException:
             self._untaken |= ids
             raise
+        is_open = self._asks.open_ask
+        # A form also while it is followed: its customer may have come back.
+        unfollowed = [
+            each for each in newest if each.kind == "form" or not is_open(each.client_transaction_id)
+        ]
+        return [each for each in unfollowed if self._must_follow(each)]
 
-    def _is_left(self, record: Record) -> bool:
-        """Return whether an attempt that is held here is open.
-
-        One that is SENDING by our own permit: its answer could not be written, or it is being sent right now.
-        """
+    def _must_follow(self, record: Record) -> bool:
+        """Return whether an attempt that is held here is open, and cannot be on its way to the service any more."""
         sent_before = self._poller.clock.time() - self._sending_after
         return record.created_at < sent_before if record.state is State.SENDING else not record.state.decided
 
@@ -269,7 +267,7 @@ class Leases:
                 [
                     each
                     for each in records.values()
-                    if self._is_left(each) and (each.kind == "sale" or each.state is State.SENDING)
+                    if self._must_follow(each) and (each.kind == "sale" or each.state is State.SENDING)
                 ]
             )
 

@@ -96,7 +96,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._in_flight = 0  # rows that are being sent, or read again
         #: Why the ledger could not be read for a row, and when.
         self._unread: tuple[LedgerError | None, float] = (None, float("-inf"))
-        self._alarm: Timer | None = None
+        self._rate_timer: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0
         self._fed = False
@@ -120,8 +120,8 @@ class Charges(AsyncIterator[ChargeResult]):
         self._exited = True
         self.stop("the batch was left")
         self._end_readers()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
         for task in self._tasks - self._sends:
             task.cancel()
         while tasks := tuple(self._tasks):
@@ -257,9 +257,9 @@ class Charges(AsyncIterator[ChargeResult]):
                 if self._shares and now - row.read_at > KNOWN_FOR:
                     work = self._read_first
                 elif now < (when := self._rate.ready_at()):
-                    if self._alarm is not None:
-                        self._alarm.cancel()
-                    self._alarm = self._clock.call_at(when, self._start_ready)
+                    if self._rate_timer is not None:
+                        self._rate_timer.cancel()
+                    self._rate_timer = self._clock.call_at(when, self._start_ready)
                     return
                 else:
                     self._rate.note_request(now)
@@ -270,7 +270,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- With other processes that charge the same rows
 
     async def _read_first(self, lane: Lane) -> None:
-        """Read again what the ledger has of the first row of a lane, and queue the lane; later if that fails."""
+        """Read a lane's first row again: another process may have sent it. Queue the lane; later if that fails."""
         try:
             fault = await self._read_again(lane.rows[0])
         finally:

@@ -158,11 +158,11 @@ async def list_(*, ledger: LedgerUrl = None, unresolved: bool = False, state: St
             if record.state is State.REFUSED and (await newest(book, key)).attempt != record.attempt:
                 continue
             if not shown:
-                terminal.plain(_LIST_LINE.format(*map(sentence, _LISTED)))
+                terminal.print_line(_LIST_LINE.format(*map(sentence, _LISTED)))
             shown, waiting = shown + 1, waiting + stuck
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
             paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
-            terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now)))
+            terminal.print_line(_LIST_LINE.format(key, word, paid, amount, since, why(record, now)))
     people = text("ledger.stuck", count=waiting) if waiting else ""
     nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
     terminal.say(text("ledger.shown", count=shown, stuck=people) if shown else text(f"ledger.{nothing}"))

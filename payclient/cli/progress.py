@@ -172,7 +172,7 @@ class Progress:
 
     def _emit(self, event: str, **facts: object) -> None:
         if self._look == "json":
-            terminal.plain(json.dumps({"event": event, "at": iso(time.time()), **facts}))
+            terminal.print_line(json.dumps({"event": event, "at": iso(time.time()), **facts}))
 
 
 # --- At the end

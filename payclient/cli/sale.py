@@ -144,6 +144,6 @@ async def prepare(*, fields: FormOptions, options: ChargeOptions = ChargeOptions
     minutes = {name: text("form.left", count=count) for name, count in left.items()}
     terminal.print_facts({"payment id": form.payment_id, **minutes})
     for link in form.links.values():
-        terminal.plain(link.url)  # whole on one line, so that it can be copied
+        terminal.print_line(link.url)  # whole on one line, so that it can be copied
     terminal.say(text("form.send"))
     return 0

@@ -166,9 +166,9 @@ def print_result(text: str) -> None:
     console.print(printable(text), soft_wrap=not console.is_terminal)
 
 
-def plain(text: str) -> None:
-    """Write a line to stdout; what is not printable is escaped."""
-    from payclient.events import escape_text  # likewise
+def print_line(text: str) -> None:
+    """Write one line to stdout, never wrapped; what is not printable is escaped."""
+    from payclient.events import escape_text  # `--help` needs no ledger
 
     _STDOUT.write(f"{escape_text(text)}\n")
     _STDOUT.flush()

@@ -14,8 +14,7 @@ from typing import Any
 
 LANGUAGES = ("en", "es")
 
-#: The place of this run's language in `LANGUAGES`.
-_place: ContextVar[int] = ContextVar("language", default=0)
+_language_index: ContextVar[int] = ContextVar("language", default=0)
 
 
 def language_option(arguments: Sequence[str]) -> str | None:
@@ -27,12 +26,12 @@ def language_option(arguments: Sequence[str]) -> str | None:
 def choose_language(given: str | None) -> None:
     """Use this language from now on. None: Spanish if LC_ALL, LC_MESSAGES or LANG is Spanish, else English."""
     set_ = next((each for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (each := os.environ.get(name))), "")
-    _place.set(LANGUAGES.index(given or ("es" if set_.lower().startswith("es") else "en")))
+    _language_index.set(LANGUAGES.index(given or ("es" if set_.lower().startswith("es") else "en")))
 
 
 def language() -> str:
     """Return the language of this run."""
-    return LANGUAGES[_place.get()]
+    return LANGUAGES[_language_index.get()]
 
 
 @cache
@@ -45,11 +44,11 @@ class _Number(int):
     """A number as the language writes it: `{count}` is 1,234 and `{count:row}` is 1,234 rows."""
 
     def __format__(self, noun: str) -> str:
-        text = f"{int(self):,}" if _place.get() == 0 else f"{int(self):,}".replace(",", ".")
+        text = f"{int(self):,}" if _language_index.get() == 0 else f"{int(self):,}".replace(",", ".")
         if not noun:
             return text
         forms = table()["noun"].get(noun) or table()["label"].get(noun, [noun, noun])
-        one, _, many = forms[_place.get()].partition("|")
+        one, _, many = forms[_language_index.get()].partition("|")
         return f"{text} {one if self == 1 else many or one}"
 
 
@@ -57,13 +56,13 @@ def text(key: str, /, **values: object) -> str:
     """Return a text by its section and name, such as `plan.rows`, with its values filled in."""
     section, _, name = key.partition(".")
     numbers = {each: _Number(value) if type(value) is int else value for each, value in values.items()}
-    form: str = table()[section][name][_place.get()]
+    form: str = table()[section][name][_language_index.get()]
     return form.format(**numbers)
 
 
 def sentence(english: str) -> str:
     """Return a whole sentence of the code, such as an option's help, in this run's language."""
-    return english if _place.get() == 0 else str(table()["sentence"].get(english, english))
+    return english if _language_index.get() == 0 else str(table()["sentence"].get(english, english))
 
 
 def counted(number: int, noun: str = "") -> str:
@@ -73,7 +72,7 @@ def counted(number: int, noun: str = "") -> str:
 
 def label(word: str) -> str:
     """Return the word of an outcome, or of a class of `reconcile`."""
-    return str(table()["label"].get(word, [word] * 2)[_place.get()]).partition("|")[0]
+    return str(table()["label"].get(word, [word] * 2)[_language_index.get()]).partition("|")[0]
 
 
 @cache
@@ -91,7 +90,7 @@ class _Part(str):
 
 def reason(english: str) -> str:
     """Return an error's text in this run's language, as far as `texts.toml` has its parts."""
-    if _place.get() == 0:
+    if _language_index.get() == 0:
         return english
     # Look up the whole text, else its longest known beginning, then the rest.
     cuts = [match.start() for match in re.finditer("; ", english)]

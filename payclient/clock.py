@@ -99,7 +99,7 @@ async def sleep(clock: Clock, seconds: float) -> None:
 
 
 async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
-    """Await the work for at most so many seconds of a clock. `TimeoutError` also where it cannot be cancelled."""
+    """Await the work for at most so many seconds of a clock. Then raise `TimeoutError`, even if the work goes on."""
     task = asyncio.ensure_future(work)
     ended = _end_of(task)
     timer = clock.call_at(clock.monotonic() + seconds, end, ended)
@@ -108,7 +108,7 @@ async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     finally:
         timer.cancel()
         late = task.cancel()
-    if late or task.cancelled():
+    if late or task.cancelled():  # not by the caller: a `CancelledError` would end the caller's task
         raise TimeoutError
     return task.result()
 

@@ -40,7 +40,7 @@ def _code(code: int | None) -> int | None:
 
 
 def _receipt(receipt: str) -> str | None:
-    """Return a JSON object in ASCII, its texts printable, or None where it is not one: no reader takes a surrogate."""
+    """Return a JSON object in ASCII, its texts printable, for any database; None where it is not a JSON object."""
     try:
         fields = json.loads(receipt) if len(receipt) <= _RECEIPT else None
     except ValueError:

@@ -187,7 +187,7 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
 
 
 async def _insert(database: Database, writes: list[Write]) -> list[Write]:
-    """Insert these writes, no two of which have one id, and answer them; return those to try again."""
+    """Insert these writes, each of another id, and settle those that were not inserted; return those to try again."""
     permits = [each.row for each in writes if each.row and each.event is None]
     changes = [each.row for each in writes if each.row and each.event]
     fault: LedgerUnavailableError | None = None

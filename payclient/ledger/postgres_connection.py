@@ -337,7 +337,7 @@ class Listener:
                 while not lost.is_set():
                     self._wake(None)  # before the query, which a silent wire holds up
                     rows = await connection.fetch(self._server.statements["hinted"], timeout=self._poll)
-                    # The process that follows a notified ask queries at once, once for each hint, which may be forged.
+                    # Once for each hint, which may be forged: the process that follows its ask queries at once.
                     for cursor, hinted in rows:
                         if cursor not in seen:
                             self._wake(hinted)

@@ -163,7 +163,7 @@ class MerchantApi:
             raise RefusalError(message="unauthorized")
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         if not seen:
-            raise RefusalError(settings.not_found[1])
+            raise RefusalError(settings.not_found[1])  # its errorCode
         answers = [status_of(one, self._books, language) for one in seen]
         return answers if transaction_id is None else answers[0]
 

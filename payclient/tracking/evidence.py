@@ -285,7 +285,7 @@ class AnswerReader:
                 return Reading()
             report = StatusReport(state="Cancelado")
         elif report.state == "Cancelado" and self._can_see():
-            # All are cancelled, whichever is named.
+            # Each transaction of the id is cancelled, whichever the report names.
             report = attrs.evolve(report, transaction_id=None, others=())
         else:
             transaction_id = report.transaction_id

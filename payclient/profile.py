@@ -368,7 +368,8 @@ class ServiceProfile:
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"the profile {path} must be TOML: {error}") from None
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the profile {path} cannot be read: {type(error).__name__}") from None
+            why = getattr(error, "strerror", "") or type(error).__name__
+            raise ConfigurationError(f"the profile {path} cannot be read: {why}") from None
         return cls.parse(settings)
 
     @classmethod

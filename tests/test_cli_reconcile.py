@@ -409,7 +409,7 @@ def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: 
         ("transaction_id,amount,state,State\n", "", "line 1: state is there twice"),
         (good, "--map phone=x", "--map phone: the field must be one of amount, client_transaction_id, "),
         (good, "--resolve", "give both or none"),
-        (good, "--since 31/1", 'unable to convert "31/1" into date'),
+        (good, "--since 31/1", "--since: must be a day such as 2026-01-31"),
     ):
         (tmp_path / "s.csv").write_text(text)
         assert main(["reconcile", str(tmp_path / "s.csv"), *more.split()]) == 2

@@ -135,8 +135,8 @@ def test_on_a_terminal_it_asks(command: str, monkeypatch: pytest.MonkeyPatch, ca
     ("arguments", "says"),
     [
         ("--transaction-id 7", "--yes"),
-        ("--yes", "--transaction-id or --client-transaction-id"),
-        ("--yes --transaction-id 7 --client-transaction-id x", "--transaction-id or"),
+        ("--yes", "one of --transaction-id and --client-transaction-id"),
+        ("--yes --transaction-id 7 --client-transaction-id x", "one of --transaction-id and"),
         ("--yes --transaction-id 0", "transactionId"),
         ("--yes --transaction-id 7 --profile document", "by_transaction_id"),
     ],

@@ -126,6 +126,8 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
         ("charge", "falta FILE: payclient charge lo necesita"),
         ("charge c.csv --dri-run", "opción desconocida: --dri-run; ¿quiso decir --dry-run?"),
         ("charge c.csv --amounts units", '--amounts: "units" no vale; elija entre "cents", "decimal"'),
+        ("charge my file.csv --dry-run", "sobra: file.csv"),
+        ("status --transaction-id x", "--transaction-id: debe ser un número entero\n"),
         ("charge c.csv --max-pending 0", "--max-pending: debe ser 1 o más"),
         ("charge nothing-here.csv --dry-run", "nothing-here.csv: no se puede leer: no existe"),
         ("charge c.csv --dry-run --config no.toml", "no.toml: no se puede leer: no existe"),

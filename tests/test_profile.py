@@ -265,7 +265,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     """A path that leads to no TOML is a setting that is wrong; a pipe is not waited for."""
     os.mkfifo(pipe := tmp_path / "pipe.toml")
     for path, why in (
-        (tmp_path / "none.toml", r"none\.toml cannot be read: FileNotFoundError$"),
+        (tmp_path / "none.toml", r"none\.toml cannot be read: No such file or directory$"),
         (tmp_path, r"cannot be read: must be a regular file, "), ("a\0b", r"cannot be read: ValueError$"),
         (pipe, r"pipe\.toml cannot be read: must be a regular file, "), ("/dev/zero", r"must be a regular file, "),
         (write(tmp_path, b"name = '\xff'"), r"cannot be read: UnicodeDecodeError$"),
@@ -287,7 +287,7 @@ def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> Non
     for name, profile in PRESETS.items():
         assert find_profile(name) is profile_of(name) is profile
         assert PaySession("https://pay.example", "token", profile=name).profile is profile
-    with pytest.raises(ConfigurationError, match=r"FileNotFoundError; the presets are document, payphone$"):
+    with pytest.raises(ConfigurationError, match=r"directory; the presets are document, payphone$"):
         find_profile("payfone")
     with pytest.raises(ConfigurationError, match=r"^profile setting name: must be a text$"):
         find_profile(write(tmp_path, "name = 5"))

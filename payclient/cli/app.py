@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from payclient.cli import terminal
 from payclient.cli.configuration import Configuration
@@ -67,7 +67,7 @@ def make_app(command: str | None) -> App:
         """Run one command.
 
         :param config: The file of settings. Default: payclient.toml.
-        :param batch: Its section [batch.NAME], above the rest of it.
+        :param batch: The section [batch.NAME] of that file, which goes before the rest of it.
         :param language: The language of what people read. Default: LANG's.
         """
         app.config = (Configuration(config, batch),)
@@ -93,7 +93,10 @@ def run(arguments: Sequence[str]) -> int:
         known = {name.split()[0] for name in COMMANDS}
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
-        terminal.complain(reason(terminal.without_password(str(error))))
+        words = str(error)
+        if isinstance(error, UnusedCliTokensError):
+            words = text("help.unused", words=" ".join(error.unused_tokens or ()))
+        terminal.complain(reason(terminal.without_password(words)))
         return 3 if isinstance(error, RefusedError) else 4 if isinstance(error, TransportError) else 2
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))

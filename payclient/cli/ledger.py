@@ -15,7 +15,7 @@ from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS, TIMES
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, Yes, final_queries
+from payclient.cli.settings import NO_LEDGER, Day, LedgerUrl, Yes, final_queries
 from payclient.cli.tables import row_bytes, table_bytes
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
@@ -227,12 +227,14 @@ async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> None:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
     A restored copy does not know what was charged after it was made.
+
+    :param file: A new file.
     """
     await backup_ledger(_given(ledger), file)
     terminal.say(text("ledger.backup", file=file.absolute()))
 
 
-async def archive(*, before: datetime.date, to: Path, ledger: LedgerUrl = None) -> None:
+async def archive(*, before: Day, to: Path, ledger: LedgerUrl = None) -> None:
     """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.

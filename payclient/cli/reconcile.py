@@ -20,7 +20,7 @@ from payclient.cli import terminal
 from payclient.cli.files import check_apart, write_file
 from payclient.cli.ledger import opened
 from payclient.cli.page import check_page, render
-from payclient.cli.settings import LedgerUrl, Profile, Yes, profile_of
+from payclient.cli.settings import Day, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.statement import Entry, StatementOptions, read_statement
 from payclient.cli.tables import read_report, table_bytes
 from payclient.cli.texts import counted, label, text
@@ -164,8 +164,8 @@ def reconcile(
     *,
     ledger: LedgerUrl = None,
     form: StatementOptions = StatementOptions(),
-    since: datetime.date | None = None,
-    until: datetime.date | None = None,
+    since: Day | None = None,
+    until: Day | None = None,
     report: Path | None = None,
     html: Path | None = None,
     resolve: bool = False,
@@ -180,7 +180,7 @@ def reconcile(
 
     :param statement: A .csv, .xlsx, .ods or .jsonl file of the service or the bank.
     :param since: The first day of the statement, such as 2026-03-01.
-    :param until: Its last day.
+    :param until: The last day of the statement.
     :param report: Write each payment to a .csv, .xlsx or .jsonl file.
     :param html: Write a page for people.
     :param resolve: Decide what is undecided here and listed with its amount.

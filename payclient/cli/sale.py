@@ -11,14 +11,14 @@ from payclient.batch import ChargeRow
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
-from payclient.cli.settings import ChargeOptions, Limits, Number, Whole
+from payclient.cli.settings import Cents, ChargeOptions, Limits, Number
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, TransportError
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.rows.cells import CellError, corrected_phone
 from payclient.wire import encode_prepare, encode_sale
 
-Cents = Annotated[int | None, Whole]
+Amount = Annotated[int | None, Cents]
 
 
 @Parameter(name="*")
@@ -30,17 +30,17 @@ class PricedOptions:
     """ISO 4217, such as USD."""
     reference: str | None = attrs.field(default=None, repr=False)
     """What the customer reads."""
-    amount: Cents = None
+    amount: Amount = None
     """Cents; the sum of the parts, unless given."""
-    amount_without_tax: Cents = None
+    amount_without_tax: Amount = None
     """Cents that are not taxed."""
-    amount_with_tax: Cents = None
+    amount_with_tax: Amount = None
     """Cents that are taxed, without the tax."""
-    tax: Cents = None
+    tax: Amount = None
     """Cents."""
-    service: Cents = None
+    service: Amount = None
     """Cents."""
-    tip: Cents = None
+    tip: Amount = None
     """Cents."""
 
 
@@ -129,7 +129,7 @@ class FormOptions(PricedOptions):
 async def prepare(*, fields: FormOptions, options: ChargeOptions = ChargeOptions()) -> int:
     """Prepare a payment form and print its links, each with its time left.
 
-    Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
+    Exit codes: 0 prepared; 2 bad input; 3 refused; 4 no usable answer: prepare another, under another id.
     """
     request = PrepareRequest(**attrs.asdict(fields))
     options.check()

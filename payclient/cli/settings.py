@@ -1,9 +1,10 @@
 """Options that several commands share, and what the commands make of them and of the environment."""
 
+import datetime
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,25 +26,31 @@ from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
 
 
-def _number(kind: type[int] | type[float], pattern: str, fault: str) -> Parameter:
-    """Return an option of one number. By itself cyclopts would round "10.50" to 10, and take nan, inf and 1e9."""
+def _value(kind: Callable[[str], object], pattern: str, fault: str) -> Parameter:
+    """Return an option of one value. By itself cyclopts would round "10.50" to 10, and take nan, inf and 1e9."""
 
-    def read(_: object, tokens: Sequence[Token]) -> float:
-        if not re.fullmatch(pattern, tokens[0].value):
-            raise ValueError(fault)
-        return kind(tokens[0].value)
+    def read(_: object, tokens: Sequence[Token]) -> object:
+        with suppress(ValueError):
+            if re.fullmatch(pattern, tokens[0].value):
+                return kind(tokens[0].value)
+        raise ValueError(fault)
 
     return Parameter(converter=read)
 
 
-Whole: Parameter = _number(int, r"-?[0-9]{1,19}", "must be a whole number; amounts are cents, 1050 for 10.50")
-Number: Parameter = _number(float, r"[0-9]{1,9}(\.[0-9]+)?", "must be a number, 0 or more")
+_WHOLE = r"-?[0-9]{1,19}"
+Whole: Parameter = _value(int, _WHOLE, "must be a whole number")
+Cents: Parameter = _value(int, _WHOLE, "must be a whole number; amounts are cents, 1050 for 10.50")
+Number: Parameter = _value(float, r"[0-9]{1,9}(\.[0-9]+)?", "must be a number, 0 or more")
+Day = Annotated[
+    datetime.date, _value(datetime.date.fromisoformat, r"[0-9-]{10}", "must be a day such as 2026-01-31")
+]
 Count = Annotated[int, Whole, Parameter(validator=Range(gte=1))]
 Profile = Annotated[
     str | None,
     Parameter(
         env_var="PAYCLIENT_PROFILE",
-        help="What the document leaves open: a preset (payphone), or a TOML file.",
+        help="The service's profile: a preset (payphone), or a TOML file.",
     ),
 ]
 LedgerUrl = Annotated[
@@ -85,7 +92,9 @@ class ServiceOptions:
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""
         if not self.url:
-            raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
+            raise ConfigurationError(
+                "base_url: give --base-url or --profile payphone, which has its own, or set PAYCLIENT_BASE_URL"
+            )
         return check_base_url(self.url)
 
     @property

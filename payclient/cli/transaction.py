@@ -38,7 +38,7 @@ class Which:
     def check(self) -> None:
         """Raise `ConfigurationError` unless exactly one id is given."""
         if (self.transaction_id is None) == (self.client_transaction_id is None):
-            raise ConfigurationError("give --transaction-id or --client-transaction-id")
+            raise ConfigurationError("give one of --transaction-id and --client-transaction-id")
 
 
 async def status(
@@ -48,7 +48,7 @@ async def status(
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
-    """Query a transaction's state once. Exit codes: 0 it answered; 3 not found; 4 no usable answer.
+    """Query a transaction's state once. Exit codes: 0 it answered; 2 bad input; 3 not found; 4 no usable answer.
 
     With --watch nothing is sent: the ledger is read beside the process that charges. Exit codes: 0 paid; 3 not paid.
 
@@ -98,7 +98,7 @@ async def confirm(
 ) -> int:
     """Confirm one paid form, which the service reverses otherwise; it may be repeated.
 
-    Exit codes: 0 it is paid; 3 it is not, or refused; 4 no usable answer (repeat it).
+    Exit codes: 0 it is paid; 2 bad input; 3 it is not, or refused; 4 no usable answer (repeat it).
 
     :param transaction_id: The service's id, from the customer's return.
     :param client_transaction_id: The form's own id.

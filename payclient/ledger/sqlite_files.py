@@ -105,7 +105,7 @@ def _check_place(path: str) -> None:
             fcntl is None,
             "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL",
         ),
-        (not os.path.isdir(os.path.dirname(path)), "the ledger's directory does not exist"),
+        (not os.path.isdir(at := os.path.dirname(path)), f"the ledger's directory does not exist: {at}"),
         (
             kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE),
             f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",

@@ -172,7 +172,7 @@ class SaleRequest(_Charge):
       not show. `lat`, `lng`: Decimal degrees, as text.
     - `phone_number`: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`,
       where the profile allows it.
-    - `country_code`: Country calling code (E.164), digits only.
+    - `country_code`: Country calling code (E.164), such as 593.
     - `store_id`: The branch that charges.
     - `response_url`: Where the service sends the two ids of a notification (§6).
     - `client_user_id`: The merchant's own id of the customer.

@@ -271,7 +271,7 @@ CURRENCY: Declared = _form(
 )
 #: A country calling code, required (E.164).
 CALLING_CODE: Declared = _form(
-    r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, is_code=True
+    r"\+?[0-9]{1,4}", "must be a country calling code, such as 593 (E.164)", required=True, is_code=True
 )
 #: A country code (ISO 3166-1).
 COUNTRY: Declared = _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")

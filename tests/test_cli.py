@@ -115,7 +115,7 @@ FORM = (
         ("nothing", "Unknown command"),
         (SALE, "--amount-with-tax"),
         (f"{SALE[:-3]} --base-url http://127.0.0.1:1 --ledger sqlite:none.db", "none.db is not there"),
-        (f"{SALE[:-3]} --base-url http://127.0.0.1:1 --ledger memory", "a ledger is memory:"),
+        (f"{SALE[:-3]} --base-url http://127.0.0.1:1 --ledger memory", "ledger must be memory:"),
         (f"{FORM} --base-url http://127.0.0.1:1 --ledger sqlite:none.db", "none.db is not there"),
         ("follow --base-url http://127.0.0.1:1", "give --ledger"),
         ("follow --base-url http://127.0.0.1:1 --ledger memory: --since -1", "--since"),

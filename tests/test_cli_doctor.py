@@ -149,7 +149,7 @@ def test_what_charges_take_from_elsewhere_is_not_missed(
         (["--base-url", "https://pay.invalid", "--ledger", "memory:"], TOKEN, "forgets what was charged"),
         (["--ledger", "sqlite:no/such/place.db"], TOKEN, "directory does not exist"),
         (["--ledger", "sqlite:shop.toml"], TOKEN, "not a SQLite database"),
-        (["--ledger", "mysql:x"], TOKEN, "a ledger is"),
+        (["--ledger", "mysql:x"], TOKEN, "ledger must be"),
         (["--profile", "bad.toml"], TOKEN, "unknown profile setting colour"),
     ],
 )

@@ -372,7 +372,7 @@ REFUSE = "resolve --as refused --actor ana --reason portal"
         ("export --out nowhere/out.csv", "cannot be written"),
         ("list --ledger=", "--ledger: must not be empty"),
         ("list --ledger memory:", "ended with its process"),
-        ("list --ledger paper:", "a ledger is"),
+        ("list --ledger paper:", "ledger must be"),
         *(
             (f"{command} --ledger sqlite:slip.db", "there is no ledger at")
             for command in ("list", "show order-1", "export", f"{REFUSE} order-1 --yes")

@@ -194,8 +194,10 @@ def test_what_the_command_line_refuses_is_said_in_spanish() -> None:
         ("must be the sum of its parts, and is 100 cents more than that",
          "debe ser la suma de sus partes, y es 100 centavos más que ella"),
         ("must be 0 to 5 cents", "debe ser de 0 a 5 centavos"),
-        ("a.csv: line 1: currency is a column, and --set gives it as well; there is no column phone_number",
-         "a.csv: línea 1: currency es una columna, y --set también lo da; no hay columna phone_number"),
+        ("a.csv: line 1: currency is a column, and --set gives it as well; there is no column phone_number; "
+         "give --map phone_number=COLUMN, or --set phone_number=VALUE",
+         "a.csv: línea 1: currency es una columna, y --set también lo da; no hay columna phone_number; "
+         "dé --map phone_number=COLUMNA, o --set phone_number=VALOR"),
         ("a.csv: line 1: --key names the column k; --map tax names the column i, and the file has a, b",
          "a.csv: línea 1: --key nombra la columna k; --map tax nombra la columna i, y el archivo tiene a, b"),
         ("a.csv: line 1: tip stands beside the column t, which is read instead",

@@ -122,7 +122,7 @@ def test_another_column_is_the_key(read: Read, column: str) -> None:
         (f"{HEADER},PhoneNumber\n{GOOD},1\n", {}, "unknown column PhoneNumber"),
         (f"{HEADER},phoneNumber\n{GOOD},1\n", {}, "phone_number is there twice"),
         (f"{HEADER},order\n{GOOD},1\n", {}, "order must be in a JSONL file"),
-        ("currency,client_transaction_id\nUSD,1\n", {}, "no column country_code; there is no column phone_number"),
+        ("currency,client_transaction_id\nUSD,1\n", {}, "or --set country_code=VALUE; there is no column phone_number"),
         ("phone_number,country_code,currency\n1,2,USD\n", {}, "no column client_transaction_id; name yours by --key$"),
         ('"phone_number,country_code\n', {}, "line 1 is not a header"),
         (f"{HEADER},store_id\n{GOOD},S1\n", {"columns": {KEY: "store_id"}}, f"{KEY} stands beside the column store_id"),

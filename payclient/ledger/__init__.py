@@ -233,7 +233,7 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
         from payclient.ledger.memory import MemoryLedger
 
         return MemoryLedger()
-    kind, address = _stored(url, "a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    kind, address = _stored(url, "ledger must be memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
     ledger: Ledger = await kind.open(address, create=create, read_only=read_only)
     if ledger.created:
         what = "the ledger %s is new: it knows no earlier charge"

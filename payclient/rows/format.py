@@ -217,8 +217,9 @@ class Columns:
         if mapped:
             mapped[-1] += f", and the file has {', '.join(self._shown_names())}"
         customer = () if {"phone_number", "nick_name"} & given else ("phone_number",)
+        own = {KEY: "name yours by --key"}
         lacking = [
-            f"there is no column {field}{'; name yours by --key' if field == KEY else ''}"
+            f"there is no column {field}; {own.get(field, f'give --map {field}=COLUMN, or --set {field}=VALUE')}"
             for field in dict.fromkeys((*form.columns, "country_code", "currency", *customer))
             if field not in given and field == form.columns.get(field, field)
         ]

@@ -28,7 +28,7 @@ LOOK_BACK = 86_400.0
 #: Seconds by which a change may stand in the feed behind what came later: the ledger failed, or clocks differ.
 DISORDER = 3600.0
 
-#: Seconds after which that is tried again where the ledger failed.
+#: Seconds after which `look_back` begins again where the ledger failed.
 AGAIN = 60.0
 
 

@@ -235,7 +235,7 @@ class Confirmer:
             current.on_record = event_type is Returned or current.transaction_id in form.record.candidate_ids
 
     def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:
-        """Note the end of a request as `ReturnedForm.end_request` does; plan the next one, or to forget the form."""
+        """End a request by `ReturnedForm.end_request`, and plan when the form is looked at again, or forgotten."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(current, now, settled=settled, wait=wait)
         if given_up:
@@ -304,7 +304,7 @@ class Confirmer:
         return is_replaced
 
     def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
-        """Confirm the other transactions that may have paid a form than a report names; return whether any may."""
+        """Confirm each transaction that may have paid a form and that no report names; return whether any may."""
         others = form.others_in_doubt(report)
         for transaction_id in others:
             if transaction_id not in form.confirmations:

@@ -335,11 +335,11 @@ class Policy:
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
 
     def is_over(self, ask: Followed, now: float) -> bool:
-        """Return whether an expired ask has had its last query. Once this is written, its purchase is free again.
+        """Return whether an expired ask has had its last query: it is exhausted then, and its purchase is free again.
 
         A query does not count as the last if its answer was lost, was about another ask, was "not found" of a sale that
         was created, or was not taken by the ledger: the answer may have been "paid". Nor does a query that was made
-        before a whole life has passed here, since our clock may be ahead of the sender's.
+        before its whole life has passed in this process, since our clock may be ahead of the sender's.
         """
         if not awaits_last_query(ask.record):
             return False

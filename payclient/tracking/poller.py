@@ -144,9 +144,9 @@ class Poller:
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
 
     def recheck(self, record: Record, *, after: float | None = None) -> None:
-        """Query a decided ask once more, for a correction: as soon as its turn comes, by what was named to it.
+        """Query a decided ask once more, for a correction: as soon as its turn comes, by the ids that were named to it.
 
-        With `after` by client transaction id, after so many seconds.
+        With `after`, in so many seconds, by its client transaction id.
         """
         if not self.policy.can_find(record) or self.asks.closed:
             return
@@ -420,7 +420,7 @@ class Poller:
             self.start_work(self._query_soon(ask))
 
     async def query_unqueried(self, record: Record) -> Record | None:
-        """Query an ask that nobody could query, and return its record; None: another one may be sent beside it."""
+        """Query an ask that ended while nobody could query it. Return its record; None: another one may be sent."""
         if (ask := self.asks.follow(record)) is None:
             return None
         await self._query_soon(ask)

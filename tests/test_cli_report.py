@@ -6,6 +6,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import attrs
 import openpyxl
@@ -254,8 +255,57 @@ def test_lost_zeros_are_refused(willing: Service, charge: Charge, first: str, th
     before = willing.counts()
     ran = charge(willing, [row | {"client_transaction_id": then}])
     assert ran.code == 2
-    assert f"1 ids are in the ledger with other zeros in front ({then}: {first})" in ran.err
+    assert f"1 ids are in the ledger with other zeros ({then}: {first})" in ran.err
     assert willing.counts() == before
+
+
+@pytest.mark.parametrize("ending", [".0", ",00"])
+@pytest.mark.parametrize("is_added", [True, False])
+def test_decimals_of_an_id_are_refused(willing: Service, charge: Charge, ending: str, is_added: bool) -> None:
+    """A program or a format of the column writes the number with decimals: what was paid would be charged again."""
+    number = f"{len(ending)}{is_added:d}"
+    first, then = (number, number + ending) if is_added else (number + ending, number)
+    row = rows_of("decimals", 1)[0] | {"phone_number": f"09771{number:0>5}"}
+    assert charge(willing, [row | {"client_transaction_id": first}]).code == 0
+    before = willing.counts()
+    ran = charge(willing, [row | {"client_transaction_id": then}])
+    assert ran.code == 2
+    assert f"1 ids are in the ledger with other zeros ({then}: {first})" in ran.err
+    assert willing.counts() == before
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "moved"),
+    [("123", "0123", True), ("01 2", "132", True), ("012", "1 2", False)],
+    ids=["inserted", "deleted", "deleted-and-all-sent"],
+)
+def test_ids_that_moved_to_other_rows_are_refused(
+    willing: Service, charge: Charge, first: str, then: str, moved: bool
+) -> None:
+    """They number the lines, and a line was inserted or deleted: who has paid would be charged by a new id."""
+
+    def numbered(customers: str) -> list[dict[str, Any]]:
+        rows = rows_of(first, 4)
+        ids = [(f"line-{number}", each) for number, each in enumerate(customers) if each != " "]
+        return [rows[int(each)] | {"client_transaction_id": f"{first}{key}"} for key, each in ids]
+
+    assert charge(willing, numbered(first)).code == 0
+    before = willing.counts()
+    ran = charge(willing, numbered(then))
+    assert ran.code == (2 if moved else 4)
+    words = f" rows are in the ledger under ids that other rows of the file have now ({first}line-"
+    assert (words in ran.err) == moved
+    assert willing.counts() == before
+
+
+def test_an_id_whose_text_changed_has_not_moved(willing: Service, charge: Charge) -> None:
+    """Another charge of the same customer and amount is one of its own."""
+    first, second = [
+        rows_of("text", 1)[0] | {"client_transaction_id": f"text-{n}", "reference": ""} for n in "12"
+    ]
+    assert charge(willing, [first]).code == 0
+    assert charge(willing, [first | {"reference": "new"}, second]).code == 4
+    assert willing.truth("text-") == {"text-1": "approved", "text-2": "approved"}
 
 
 def test_a_report_ends_with_the_ledgers_word(

@@ -1,5 +1,6 @@
 """The plan of a run, shown before anything is sent: rows, money, customers, the ledger's rows, the time it takes."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
-from payclient.tracking.attempts import content_digest
+from payclient.tracking.attempts import content_digest, lane_digest
 from payclient.tracking.tracker import check_service
 from payclient.wire import encode_sale
 
@@ -38,8 +39,16 @@ SMALL = 1000
 #: Digits that a spreadsheet keeps of a number; of an id that is one it drops the zeros in front.
 _DIGITS = 15
 
+#: A number, and the zeros behind a mark that a spreadsheet or a program may write.
+_NUMBER = re.compile(r"([0-9]+)([.,]0{1,2})?")
+_DECIMALS = (".0", ",0", ".00", ",00")
+
 #: Styles of what to look at twice, and of faults.
 _LOUD, _BAD = "bold yellow", "bold red"
+
+
+#: The customer at the store, as the ledger has it, the cents and their currency.
+Charged = tuple[bytes, int, str]
 
 
 @attrs.define
@@ -50,8 +59,10 @@ class Known:
     labels: dict[str, str] = attrs.field(factory=dict)
     #: Refused rows that would be tried again.
     again: int = 0
-    #: Rows that the ledger lacks, each with the id that it has instead: the same number, with other zeros in front.
+    #: Rows that the ledger lacks, each with the id that it has instead: the same number, with other zeros.
     zeros: dict[str, str] = attrs.field(factory=dict)
+    #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
+    moved: dict[str, str] = attrs.field(factory=dict)
     #: There is no ledger yet.
     new: bool = False
 
@@ -77,26 +88,38 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
 
 
 async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
-    """Return what an open ledger has of the rows, and which of the others it has with other zeros in front."""
-    known = Known()
+    """Return what an open ledger has of the rows, and which of them it has under other ids."""
+    known, changed, gone = Known(), dict[str, Charged](), dict[Charged, str]()
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
-        for key, record in (await book.get_many([*chunk])).items():
-            row = chunk[key]
-            digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
+        found = await book.get_many([*chunk])
+        for key, row in chunk.items():
+            request, record = row.request, found.get(key)
+            charge = lane_digest(request, book.digest_key), request.amount, request.currency
+            if record is None:
+                changed[key] = charge
+                continue
+            digest = content_digest(encode_sale(request, profile).body, book.digest_key)
             known.labels[key] = ledger_line(row, record, digest).label
             known.again += may_send(record, limits.retry)
-        known.zeros |= await _other_zeros(book, (key for key in chunk if key not in known.labels))
+            before = record.lane, record.amount, record.currency
+            if before != charge and not record.archived:  # an archived one has no lane
+                changed[key] = charge
+                if record.state is not State.REFUSED:
+                    gone[before] = key
+        known.zeros |= await _other_zeros(book, (key for key in chunk if key not in found))
+    known.moved = {key: gone[charge] for key, charge in changed.items() if charge in gone}
     return known
 
 
 async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
-    """Return the numbers that the ledger has with other zeros in front, each with the id that it has."""
+    """Return the numbers that the ledger has with other zeros, each with the id that it has."""
     other: dict[str, str] = {}
     for key in keys:
-        if key.isascii() and key.isdigit():
-            bare = key.lstrip("0")
+        if number := _NUMBER.fullmatch(key):
+            bare = number[1].lstrip("0")
             spellings = {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
+            spellings |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS}
             other |= dict.fromkeys(spellings - {key}, key)
     found = (await book.get_many([*other])).items()
     return {other[each]: each for each, record in found if record.state is not State.REFUSED}
@@ -163,10 +186,16 @@ class Plan:
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
-        if zeros := [f"{key}: {other}" for key, other in known.zeros.items()]:
+        if zeros := _pairs(known.zeros):
             raise ConfigurationError(
-                f"{len(zeros):,} ids are in the ledger with other zeros in front ({terminal.listed(zeros, SHOWN)}): "
-                "did a spreadsheet drop them? Write them as they were charged; nothing was sent"
+                f"{len(zeros):,} ids are in the ledger with other zeros ({terminal.listed(zeros, SHOWN)}): "
+                "did a spreadsheet drop or add them? Write them as they were charged; nothing was sent"
+            )
+        if self.to_send and (moved := _pairs(known.moved)):
+            raise ConfigurationError(
+                f"{len(moved):,} rows are in the ledger under ids that other rows of the file have now "
+                f"({terminal.listed(moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
+                "deleted? Give each row the id that it was charged by; nothing was sent"
             )
         if renamed := self.renamed:
             raise ConfigurationError(
@@ -255,6 +284,11 @@ class Plan:
 def _many(key: str, items: Sequence[object], **values: object) -> str:
     """Return the text of this key with the number of the items and the first ones; an empty text for no items."""
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
+
+
+def _pairs(others: Mapping[str, str]) -> list[str]:
+    """Return each id with the other one that the ledger has."""
+    return [f"{key}: {other}" for key, other in others.items()]
 
 
 def in_words(*errors: RowError) -> str:

@@ -71,6 +71,11 @@ def content_digest(body: bytes, key: bytes) -> bytes:
     return _keyed(b"1" + orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS), key)
 
 
+def lane_digest(request: SaleRequest, key: bytes) -> bytes:
+    """Return the keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
+    return _keyed(lane_text(request).encode(), key)
+
+
 def _keyed(content: bytes, key: bytes) -> bytes:
     """Return a digest that says nothing outside the ledger of this key."""
     return hashlib.blake2b(content, digest_size=16, key=key).digest()
@@ -155,8 +160,8 @@ class Attempts:
         return Attempt(request, http, digest, purchase, lane, beside_open_form)
 
     def lane(self, request: SaleRequest) -> bytes:
-        """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
-        return _keyed(lane_text(request).encode(), self._ledger.digest_key)
+        """Return the keyed digest of the customer at the store, in this ledger."""
+        return lane_digest(request, self._ledger.digest_key)
 
     # --- Sending
 

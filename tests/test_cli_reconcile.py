@@ -404,6 +404,7 @@ def test_a_statement_that_says_two_things_is_asked_about(month: Book, tmp_path: 
         (f"{good}8,1.505\n", "", "line 3: has 3 digits"),
         ("transaction_id,amount\n7,\n8,1.50\n", "", "line 2"),
         (f"{good}8,=A1\n", "", "line 3: is not an amount"),
+        (f'name,{good}"A,7,1.50\nB",8,2.50\n', "--amounts decimal", "has a cell that holds other lines"),
         ("amount\n1.50\n", "", "give --map client_transaction_id=COLUMN"),
         ("transaction_id\n7\n", "", "give --map amount=COLUMN"),
         ("transaction_id,amount,state,State\n", "", "line 1: state is there twice"),

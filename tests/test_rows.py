@@ -8,6 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -218,6 +219,21 @@ def test_a_line_is_counted_where_it_begins(read: Read) -> None:
     assert [error.split(",")[0] for error in errors_of(read(text))] == ["line 2", "line 5"]
     with pytest.raises(InvalidRequestError, match="line 6: a quote is not closed"):
         read(f'{text}0991112224,593,USD,1000,150,"b\n{GOOD}c\n')
+
+
+def test_a_cell_that_took_in_other_rows_is_an_error(read: Read) -> None:
+    """A quote opens one name and another ends the next: the first key would have the second customer, who has none."""
+    rows = [
+        f"name,{HEADER}",
+        f'"Ana,{GOOD}',
+        f"Luz,{GOOD}2",
+        f'Sol 4",{GOOD}3',
+        f'"1, 2, 3,\n4, 5, 6, 7",{GOOD}4',
+    ]
+    file = read("\n".join(rows), ignore=("name",))
+    assert [each.client_transaction_id for each in file.requests] == ["order-14"]
+    (error,) = errors_of(file)
+    assert error == "line 2: has a cell that holds other lines: is a quote not closed?"
 
 
 # --- JSONL
@@ -808,6 +824,22 @@ def test_the_line_of_the_header_may_be_told(read: Read) -> None:
     assert errors_of(read(f"{HEADER}\n{text}", header_row=1))
     for file in (read(f"{HEADER}\n{text}", header_row=2, delimiter=";"), read(f"sep=;\n{text}")):
         assert [(row.line, row.errors) for row in file.rows] == [(3, [])]
+
+
+def test_a_header_among_the_rows_hides_none_of_them(tmp_path: Path, read: Read) -> None:
+    """A whole sheet was sorted, its header too. What its line is may be told."""
+    rows: list[list[Any]] = [
+        ["a-1", "0987000031", 25.5],
+        ["clave", "telefono", "valor"],
+        ["n-1", "0987000032", 12.5],
+    ]
+    path, text = sheet(tmp_path / "rows.xlsx", *rows), "\n".join(",".join(map(str, each)) for each in rows)
+    for read_it in (partial(read_file, path, FOUND), partial(read, text, **attrs.asdict(FOUND))):
+        with pytest.raises(InvalidRequestError, match="line 1 is a row, and stands above the header"):
+            read_it()
+    assert len(read_file(path, attrs.evolve(FOUND, header_row=2)).requests) == 1
+    total = sheet(tmp_path / "total.xlsx", ["TOTAL", 1, 12.5], *rows[1:])
+    assert len(read_file(total, FOUND).requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from payclient.events import escape_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, RowError, find_mark, read_cell, signed_currency
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
-from payclient.rows.records import Records, named, read_records
+from payclient.rows.records import HIDDEN, Records, named, read_records
 from payclient.validation import to_service
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
@@ -119,7 +119,7 @@ def _rows(
     """Return the cells of each line by their fields, and the faults of lines that cannot be read."""
     rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
     for each in file.rows:
-        if each.fault is not None and not each.cells:
+        if each.fault not in (None, HIDDEN):
             faults.append(RowError(each.line, None, each.fault))
         elif not each.is_empty:
             found = list(zip(each.names, each.cells, strict=False))

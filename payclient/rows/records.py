@@ -18,7 +18,7 @@ from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, Shee
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
-from payclient.rows.format import Layout, plain
+from payclient.rows.format import AMOUNTS, Layout, plain
 from payclient.validation import file_fault
 
 #: All of a file is held in memory.
@@ -50,6 +50,12 @@ _OPEN_DOCUMENT = {
 
 #: The errors of a spreadsheet that is damaged, or otherwise not as Excel writes it.
 _UNREADABLE = CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, zipfile.BadZipFile
+
+#: A quote opens in one row and closes in another. Each is right by itself, and the rows between would be lost.
+_SWALLOWED = "has a cell that holds other lines: is a quote not closed?"
+
+#: A number, perhaps with the sign of a currency.
+_AMOUNT = re.compile(r"\D{0,4}[0-9][0-9.,]*\D{0,4}")
 
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
@@ -193,6 +199,24 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int
     return row, known[row], filled[row]
 
 
+def _check_above(above: Sequence[Sequence[Any]], names: Sequence[Any], form: Layout) -> None:
+    """Raise `InvalidRequestError` where a line above the header is a row: sorted with the rows, a header hides some.
+
+    A row has digits in its ids and its phone, which a title or a total has not.
+    """
+    fields = [{*form.fields_of(str(name))} for name in names]
+    ids = [place for place, found in enumerate(fields) if found & {KEY, "transaction_id", "phone_number"}]
+    amounts = [place for place, found in enumerate(fields) if found & AMOUNTS]
+    for line, cells in enumerate(above if form.header_row is None and ids else (), 1):
+        texts = [*map(str, cells), *[""] * len(names)]
+        has_ids = all(re.search("[0-9]", texts[place]) for place in ids)
+        if has_ids and any(_AMOUNT.fullmatch(texts[place]) for place in amounts):
+            raise InvalidRequestError(
+                f"line {line} is a row, and stands above the header: was the header sorted among the rows? Put it "
+                "first, or name its line by --header-row"
+            )
+
+
 def _read_csv(text: str, form: Layout, codec: str) -> Records:
     """Read a CSV by the delimiter that gives the most known columns, and among equals the most columns."""
     lines = text.split("\n", MAX_HEADER)
@@ -207,6 +231,7 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):
         raise InvalidRequestError(f"line {begin} is not a header" if text else "is empty")
+    _check_above(tables[delimiter][: begin - 1], names, form)
     text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
@@ -214,7 +239,8 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     while True:
         line = reader.line_num + begin
         try:
-            rows.append(Row(line, names, next(reader)))
+            cells = next(reader)
+            rows.append(Row(line, names, cells, _SWALLOWED if _has_swallowed(cells, delimiter) else None))
         except StopIteration:
             break
         except csv.Error:
@@ -229,6 +255,17 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
         delimiter=delimiter,
         for_spreadsheets=codec != "utf-8" or delimiter == ";",
         rows=rows,
+    )
+
+
+def _has_swallowed(cells: Sequence[str], delimiter: str) -> bool:
+    """Return whether a cell holds as many delimiters in each of its lines as the end, and the begin, of rows have."""
+    between = len(cells) - 1
+    return any(
+        [line.count(delimiter) for line in each.split("\n")]
+        == [between - place, *[between] * (each.count("\n") - 1), place]
+        for place, each in enumerate(cells)
+        if "\n" in each
     )
 
 
@@ -252,6 +289,7 @@ def _read_sheet(raw: bytes, form: Layout) -> Records:
     sheet = _choose_sheet(shown, list(filled), form.sheet)
     table = filled[sheet]
     begin = _find_header(table[:MAX_HEADER], form)[0] + 1
+    _check_above(table[: begin - 1], table[begin - 1], form)
     header = [str(cell) for cell in table[begin - 1]]
     while header and not header[-1].strip():
         header.pop()

@@ -686,6 +686,26 @@ def test_cells_without_addresses_are_looked_at_too(tmp_path: Path, quote: str) -
     assert [error.split(" ")[4:6] for error in errors_of(file)] == [["an", "error"], ["a", "formula"]]
 
 
+@pytest.mark.parametrize("name", ["RANDBETWEEN(1,99)", '"2026-"&amp;TEXT(TODAY(),"mm")&amp;B2', "A9&amp;B2"])
+def test_a_key_that_is_another_one_later_is_an_error(tmp_path: Path, name: str) -> None:
+    """A spreadsheet makes it anew whenever the file is opened: what was paid would be charged again. Others may be."""
+    rows = ([number, f"098411122{number}", 5] for number in range(3))
+    shared = [f'<f t="shared" si="0" ref="A2:A4">{name}</f>', *['<f t="shared" si="0"/>'] * 2]
+
+    def change(content: bytes) -> bytes:
+        for number, formula in enumerate(shared):
+            content = content.replace(b"<v>%d</v>" % number, f"{formula}<v>{number}</v>".encode(), 1)
+        return content
+
+    path = sheet(tmp_path / "a.xlsx", SHEET[:3], *rows)
+    file = read_file(rewritten(path, "xl/worksheets/sheet1.xml", change), TYPED)
+    if name.startswith("A9"):
+        assert [each.client_transaction_id for each in file.requests] == ["0", "1", "2"]
+    else:
+        said = "clave: is a formula of chance or of the date, and has another value later: write the value itself"
+        assert errors_of(file) == [f"line {line}, {said}" for line in (2, 3, 4)]
+
+
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     """Typed cells of LibreOffice. A cell with an error, one merged with the next below, a hidden row refuse it."""
     cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'

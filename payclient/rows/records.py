@@ -18,7 +18,7 @@ from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, Shee
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
-from payclient.rows.format import AMOUNTS, Layout, plain
+from payclient.rows.format import AMOUNTS, KEY, Layout, plain
 from payclient.validation import file_fault
 
 #: All of a file is held in memory.
@@ -56,6 +56,9 @@ _SWALLOWED = "has a cell that holds other lines: is a quote not closed?"
 
 #: A number, perhaps with the sign of a currency.
 _AMOUNT = re.compile(r"\D{0,4}[0-9][0-9.,]*\D{0,4}")
+
+#: Functions that have another value when the file is opened again.
+_VOLATILE = re.compile(r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\(")
 
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
@@ -294,7 +297,7 @@ def _read_sheet(raw: bytes, form: Layout) -> Records:
     while header and not header[-1].strip():
         header.pop()
     _mark_merged(table, begin, sheets[sheet])
-    hidden = _mark_broken(table, raw, sheet)
+    hidden = _mark_broken(table, raw, sheet, header, form)
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
@@ -332,10 +335,13 @@ def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -
                 cells[place] = CellError("is merged with the cell above: write the value into each row")
 
 
-def _mark_broken(table: list[list[Any]], raw: bytes, sheet: str) -> set[int]:
+def _mark_broken(
+    table: list[list[Any]], raw: bytes, sheet: str, header: Sequence[str], form: Layout
+) -> set[int]:
     """Put an error into each cell with one, or with a formula without its value, and return the lines that are hidden.
 
-    Calamine reads such a cell as empty. Raises `InvalidRequestError` for an .ods file with any of them.
+    Calamine reads such a cell as empty. A key by a formula that has another value later is an error, too. Raises
+    `InvalidRequestError` for an .ods file with any of the others.
     """
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         if "content.xml" in archive.namelist():  # .ods
@@ -348,18 +354,29 @@ def _mark_broken(table: list[list[Any]], raw: bytes, sheet: str) -> set[int]:
     if not re.search(rb'<f|:f|t=["\']e|hidden=', content):
         return set()
     rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
+    keys = {place for place, name in enumerate(header, 1) if KEY in form.fields_of(name)}
+    formulas: dict[object, str] = {}
     for line, place, cell in _cells(rows):
-        if cell.get("t") == "e":
-            fault = "is an error of the spreadsheet"
-        elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
-            fault = "is a formula without its value: open and save the file"
-        else:
-            continue
-        # Such a cell may lie outside of what calamine takes for the filled part.
-        table.extend([""] * len(table[0]) for _ in range(len(table), line))
-        table[line - 1] += [""] * (place - len(table[line - 1]))
-        table[line - 1][place - 1] = CellError(fault)
+        if (found := _fault_of(cell, formulas, is_key=place in keys)) is not None:
+            # Such a cell may lie outside of what calamine takes for the filled part.
+            table.extend([""] * len(table[0]) for _ in range(len(table), line))
+            table[line - 1] += [""] * (place - len(table[line - 1]))
+            table[line - 1][place - 1] = CellError(found)
     return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
+
+
+def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key: bool) -> str | None:
+    """Return what is wrong with a cell that has an error or a formula. `formulas`: those that cells share."""
+    if cell.get("t") == "e":
+        return "is an error of the spreadsheet"
+    if (formula := cell.find("{*}f")) is None:
+        return None
+    if not cell.findtext("{*}v") and cell.get("t") != "str":
+        return "is a formula without its value: open and save the file"
+    # Of the cells that share a formula the first one has it.
+    if is_key and _VOLATILE.search(formulas.setdefault(formula.get("si", cell), formula.text or "")):
+        return "is a formula of chance or of the date, and has another value later: write the value itself"
+    return None
 
 
 def _cells(rows: Iterable[ElementTree.Element]) -> Iterator[tuple[int, int, ElementTree.Element]]:

@@ -210,6 +210,18 @@ async def test_settings_are_read(postgres: PostgresServer, new_database: str) ->
     assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
 
 
+async def test_a_database_that_publishes_all_of_its_tables(
+    postgres: PostgresServer, new_database: str
+) -> None:
+    """For a program that captures changes: the server takes no update of a row that such a program could not tell."""
+    await postgres.execute(new_database, "CREATE PUBLICATION changes FOR ALL TABLES")
+    async with aclosing(await PostgresLedger.open(Secret(postgres.url(new_database)))) as ledger:
+        assert await ledger.environment(b"e") == b"e"
+        assert await ledger.reserve(1.0) == 0.0
+        await brought(ledger, State.ACCEPTED)
+        assert await ledger.renew(1.0) == 0
+
+
 async def test_a_setting_that_is_changed_while_it_is_open(
     postgres: PostgresServer, ledger: PostgresLedger
 ) -> None:

@@ -22,6 +22,8 @@ CREATE TABLE payclient.meta (
     -- When any process may make the next query, where the service limits their rate.
     next_query_at timestamptz NOT NULL DEFAULT '-infinity'
 );
+-- Without a key, the server would refuse its updates in a database that publishes all of its tables.
+ALTER TABLE payclient.meta REPLICA IDENTITY FULL;
 
 -- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
 -- attempt, which alone may say that it was not sent. `ask` numbers the permits of a purchase: of two that saw the same

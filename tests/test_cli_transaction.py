@@ -65,6 +65,20 @@ def test_a_paid_form_is_confirmed_and_may_be_again(service: SimulatorThread, cap
     assert TOKEN not in capfd.readouterr().err
 
 
+def test_a_prepared_form_says_who_confirms_it(tmp_path: Path, capfd: Said) -> None:
+    """Its own process ends at once. Where no other one follows it, the service gives the payment back."""
+    arguments = [
+        "prepare", "--ledger", f"sqlite:{tmp_path / 'ledger.db'}", "--new-ledger", "--currency", "USD",
+        "--client-transaction-id", "cli-form-2", "--store-id", "S1", "--response-url",
+        "https://shop.example/back", "--amount-without-tax", "500",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "gives a payment back that nobody confirms within 5 min 0 s: keep `payclient follow` running" in said
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "ids", "code"),
     [

@@ -146,4 +146,6 @@ async def prepare(*, fields: FormOptions, options: ChargeOptions = ChargeOptions
     for link in form.links.values():
         terminal.print_line(link.url)  # whole on one line, so that it can be copied
     terminal.say(text("form.send"))
+    if (confirm := options.loaded_profile.confirm) is not None:
+        terminal.say(text("form.confirm", time=terminal.duration(confirm.window)))
     return 0

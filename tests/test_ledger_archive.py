@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import asyncpg
 import attrs
 import pytest
 
@@ -48,7 +49,7 @@ from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
 from payclient.profile import PAYPHONE
 from postgres_server import PostgresServer
-from test_ledger import NOW, PATHS, brought, fresh, opened, took, url_of
+from test_ledger import NOW, PATHS, brought, fresh, opened, took, until, url_of
 from test_ledger import url as url  # the fixture
 
 #: After every event of `PATHS`.
@@ -476,6 +477,31 @@ async def test_permits_beside_an_archive(postgres: PostgresServer, database: str
                 State.ACCEPTED if found.client_transaction_id in corrected else State.CANCELLED
             )
             assert found.archived or found.client_transaction_id in corrected
+
+
+async def test_another_ask_of_what_is_being_archived_waits_for_it(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The permit locks what its purchase has, which the archive is about to delete: neither waits for the other."""
+    url, fetch, permits, lost = postgres.url(database), PostgresDatabase.fetch, list[Any](), list[str]()
+
+    async def amid(book: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+        if name == "archive":
+            permits.append(asyncio.ensure_future(ledger.permit(another)))
+            await until(lambda: postgres.execute(database, "SELECT FROM pg_locks WHERE NOT granted"))
+        try:
+            return await fetch(book, name, parameters)
+        except asyncpg.DeadlockDetectedError:
+            lost.append(name)
+            raise
+
+    async with opened(url) as ledger:
+        await brought(ledger, State.CANCELLED)
+        another = attrs.evolve(fresh("another"), purchase="order-1")
+        monkeypatch.setattr(PostgresDatabase, "fetch", amid)
+        assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
+        assert [await each for each in permits] == [True]
+    assert lost == []
 
 
 async def test_two_archives_at_once(

@@ -436,12 +436,13 @@ SELECT pg_logical_emit_message(true, 'payclient', '')
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 
--- Every writer of attempts or changes comes before what follows in this transaction, or after it. The server ends the
--- transaction where its process stands still, or its machine is gone: all permits wait for it.
+-- Every writer of attempts or changes comes before what follows in this transaction, or after it, and so does a permit
+-- that locks what its purchase has. The server ends the transaction where its process stands still, or its machine is
+-- gone: all permits wait for it.
 -- name: lock_writers_out
 SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '5s';
-LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN SHARE ROW EXCLUSIVE MODE
+LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN EXCLUSIVE MODE
 
 -- The ids of these are in a JSON array.
 -- name: archive

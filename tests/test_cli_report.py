@@ -25,7 +25,7 @@ from cli_runs import (
     wait_until,
     write_csv,
 )
-from payclient.cli import main
+from payclient.cli import main, plan
 from payclient.cli.page import RunPage
 from payclient.cli.report import Carried, Line, Report, Tally
 from payclient.cli.tables import csv_line
@@ -245,6 +245,24 @@ def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
     assert f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0," in ran.err
     assert (willing.counts(), (tmp_path / name).read_bytes()) == (before, report)
     assert charge(willing, [row | {"amount_with_tax": 7000} for row in rows], *by_invoice).code == 0
+
+
+def test_a_report_that_knows_the_customers_by_other_ids_is_a_refusal(
+    willing: Service, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where none is on its line any more. In a report of its own, or some days later, it is another charge."""
+    rows = rows_of("renumbered", 3)
+    assert charge(willing, rows[1:]).code == 0
+    before = willing.counts()
+    renamed = [row | {"client_transaction_id": f"2-{row['client_transaction_id']}"} for row in rows]
+    ran = charge(willing, renamed)
+    assert ran.code == 2
+    assert "calls 2 rows paid or open that are in the file under other ids (2-renumbered-1, 2-" in ran.err
+    assert willing.counts() == before
+    assert charge(willing, renamed, "--report", str(ran.folder / "another.csv")).code == 0
+    monkeypatch.setattr(plan, "RECENT", -1.0)
+    later = [row | {"client_transaction_id": f"3-{row['client_transaction_id']}"} for row in rows]
+    assert charge(willing, later).code == 0
 
 
 @pytest.mark.parametrize(("first", "then"), [("0017", "17"), ("17", "0017")])

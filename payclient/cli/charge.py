@@ -95,7 +95,7 @@ def charge(
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
     charges, skip_bad = charge_rows(rows), shown.skip_bad
-    known = asyncio.run(read_ledger(options, limits, charges))
+    known = asyncio.run(read_ledger(options, limits, charges, {} if report is None else report.earlier))
     plan = Plan(file=rows, known=known, options=options, limits=limits, skip_bad=skip_bad, report=report)
     _show(plan, shown, can_send)
     if shown.dry_run:

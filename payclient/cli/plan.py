@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -39,6 +39,9 @@ SMALL = 1000
 #: Digits that a spreadsheet keeps of a number; of an id that is one it drops the zeros in front.
 _DIGITS = 15
 
+#: Seconds for which the same customer with the same amount is the same charge, where a report has it by another id.
+RECENT = 3 * 86_400.0
+
 #: A number, and the zeros behind a mark that a spreadsheet or a program may write.
 _NUMBER = re.compile(r"([0-9]+)([.,]0{1,2})?")
 _DECIMALS = (".0", ",0", ".00", ",00")
@@ -63,12 +66,16 @@ class Known:
     zeros: dict[str, str] = attrs.field(factory=dict)
     #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
     moved: dict[str, str] = attrs.field(factory=dict)
+    #: Rows that the ledger lacks, whose customer and amount it has under an id of the earlier report, and of no row.
+    renamed: list[str] = attrs.field(factory=list)
     #: There is no ledger yet.
     new: bool = False
 
 
-async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
-    """Look the rows up in the ledger, which another process may have open.
+async def read_ledger(
+    options: ChargeOptions, limits: Limits, rows: Sequence[ChargeRow], earlier: Mapping[str, Place | None]
+) -> Known:
+    """Look the rows up in the ledger, which another process may have open. `earlier`: of `Report`.
 
     Raises `ConfigurationError` for one that the run would refuse.
     """
@@ -84,10 +91,16 @@ async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[Cha
         # A ledger without attempts may have no service yet, and the check would write this one.
         if options.url and await anext(book.records(), None) is not None:
             await check_service(book, options.url)
-        return await _known(book, options.loaded_profile, limits, rows)
+        return await _known(book, options.loaded_profile, limits, rows, earlier)
 
 
-async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
+async def _known(
+    book: Ledger,
+    profile: ServiceProfile,
+    limits: Limits,
+    rows: Sequence[ChargeRow],
+    earlier: Mapping[str, Place | None],
+) -> Known:
     """Return what an open ledger has of the rows, and which of them it has under other ids."""
     known, changed, gone = Known(), dict[str, Charged](), dict[Charged, str]()
     for begin in range(0, len(rows), CHUNK):
@@ -109,7 +122,21 @@ async def _known(book: Ledger, profile: ServiceProfile, limits: Limits, rows: Se
                     gone[before] = key
         known.zeros |= await _other_zeros(book, (key for key in chunk if key not in found))
     known.moved = {key: gone[charge] for key, charge in changed.items() if charge in gone}
+    known.renamed = await _renamed(book, changed, known.labels, earlier)
     return known
+
+
+async def _renamed(
+    book: Ledger, changed: Mapping[str, Charged], known: Container[str], earlier: Mapping[str, Place | None]
+) -> list[str]:
+    """Return the rows that the ledger lacks, whose charge it has had of late under an id that only the report has."""
+    keys = [key for key, place in earlier.items() if place is not None and key not in known]
+    recent, since = set[Charged](), time.time() - RECENT
+    for begin in range(0, len(keys), CHUNK):
+        for record in (await book.get_many(keys[begin : begin + CHUNK])).values():
+            if record.created_at > since and record.state.paid is not False:
+                recent.add((record.lane, record.amount, record.currency))
+    return [key for key, charge in changed.items() if charge in recent and key not in known]
 
 
 async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
@@ -152,8 +179,8 @@ class Plan:
     def renamed(self) -> list[str]:
         """Rows to be sent that an earlier report calls paid or open under other ids.
 
-        None, unless all rows of the report that the file lacks are in it on the same lines, with the same amounts: then
-        the ids are of another column, or were changed.
+        The ids are of another column, or were changed, where all rows of the report that the file lacks are in it on
+        the same lines, with the same amounts; or where the ledger has had them of late.
         """
         places: dict[Place, str] = {
             (row.line, row.request.amount, row.request.currency): row.request.client_transaction_id
@@ -162,7 +189,8 @@ class Plan:
         }
         gone = [place for place in self.replaced if place is not None]
         keys = [places.get(place) for place in gone]
-        return [] if None in keys else [key for key in keys if key and key not in self.known.labels]
+        by_lines = [] if None in keys else [key for key in keys if key and key not in self.known.labels]
+        return by_lines or self.known.renamed
 
     @property
     def replaced(self) -> Sequence[Place | None]:
@@ -200,7 +228,7 @@ class Plan:
         if renamed := self.renamed:
             raise ConfigurationError(
                 f"--report {name} calls {len(renamed):,} rows paid or open that are in the file under "
-                f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines and with the same amounts: give the "
+                f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines or of the same customers: give the "
                 "--key or the file that charged them, or another --report where it is another charge; nothing was sent"
             )
 

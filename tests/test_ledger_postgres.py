@@ -396,6 +396,18 @@ async def test_the_return_of_a_form_waits_for_a_push_of_its_purchase(
     assert len(await beside(url, write, asks_after_return())) == 2
 
 
+async def test_a_push_waits_for_the_payment_of_one_that_had_its_last_query(
+    url: str, ledger: PostgresLedger
+) -> None:
+    """Another process is about to commit that the service found it paid all the same."""
+    record = await brought(ledger, State.EXPIRED)
+    await ledger.apply(record, Exhausted(at=NOW))
+    change = "'FoundAccepted', 'query', 'accepted', 'query'"
+    push = attrs.evolve(fresh("push"), purchase=record.purchase)
+    with pytest.raises(PurchaseHeldError):
+        await beside_a_change(url, change, ledger.permit(push))
+
+
 async def test_a_permit_waits_for_a_correction_under_way(url: str, ledger: PostgresLedger) -> None:
     """Another process is about to commit that the refused attempt is paid."""
     await brought(ledger, State.REFUSED)

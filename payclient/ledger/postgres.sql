@@ -308,7 +308,7 @@ END $$;
 CREATE FUNCTION payclient.check_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- After it an attempt may forbid the next one, or another ask of its purchase, whose permit locks it, too.
-    IF new.before IN ('refused', 'cancelled', 'unknown') THEN
+    IF new.before IN ('refused', 'cancelled', 'unknown', 'expired') THEN
         PERFORM FROM payclient.attempts WHERE id = new.attempt_id FOR NO KEY UPDATE;
     END IF;
     IF new.before = 'refused' AND new.after <> 'refused' AND EXISTS (

@@ -42,8 +42,8 @@ _DIGITS = 15
 #: Seconds for which the same customer with the same amount is the same charge, where a report has it by another id.
 RECENT = 3 * 86_400.0
 
-#: A number, and the zeros behind a mark that a spreadsheet or a program may write.
-_NUMBER = re.compile(r"([0-9]+)([.,]0{1,2})?")
+#: A number, its thousands apart, and the zeros behind a mark, as a spreadsheet or a program may write it.
+_NUMBER = re.compile(r"([0-9]+|[0-9]{1,3}(?:[.,][0-9]{3})+)([.,]0{1,2})?")
 _DECIMALS = (".0", ",0", ".00", ",00")
 
 #: Styles of what to look at twice, and of faults.
@@ -62,8 +62,8 @@ class Known:
     labels: dict[str, str] = attrs.field(factory=dict)
     #: Refused rows that would be tried again.
     again: int = 0
-    #: Rows that the ledger lacks, each with the id that it has instead: the same number, with other zeros.
-    zeros: dict[str, str] = attrs.field(factory=dict)
+    #: Rows that the ledger lacks, each with the id that it has instead: the same number, written otherwise.
+    respelled: dict[str, str] = attrs.field(factory=dict)
     #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
     moved: dict[str, str] = attrs.field(factory=dict)
     #: Rows that the ledger lacks, whose customer and amount it has under an id of the earlier report, and of no row.
@@ -120,7 +120,7 @@ async def _known(
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     gone[before] = key
-        known.zeros |= await _other_zeros(book, (key for key in chunk if key not in found))
+        known.respelled |= await _other_spellings(book, (key for key in chunk if key not in found))
     known.moved = {key: gone[charge] for key, charge in changed.items() if charge in gone}
     known.renamed = await _renamed(book, changed, known.labels, earlier)
     return known
@@ -139,15 +139,16 @@ async def _renamed(
     return [key for key, charge in changed.items() if charge in recent and key not in known]
 
 
-async def _other_zeros(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
-    """Return the numbers that the ledger has with other zeros, each with the id that it has."""
+async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
+    """Return the numbers that the ledger has written otherwise, each with the id that it has."""
     other: dict[str, str] = {}
     for key in keys:
         if number := _NUMBER.fullmatch(key):
-            bare = number[1].lstrip("0")
+            bare = re.sub("[.,]", "", number[1]).lstrip("0")
             spellings = {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
             spellings |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS}
-            other |= dict.fromkeys(spellings - {key}, key)
+            grouped = f"{int(bare or 0):,}"
+            other |= dict.fromkeys((spellings | {grouped, grouped.replace(",", ".")}) - {key}, key)
     found = (await book.get_many([*other])).items()
     return {other[each]: each for each, record in found if record.state is not State.REFUSED}
 
@@ -214,10 +215,11 @@ class Plan:
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
-        if zeros := _pairs(known.zeros):
+        if respelled := _pairs(known.respelled):
             raise ConfigurationError(
-                f"{len(zeros):,} ids are in the ledger with other zeros ({terminal.listed(zeros, SHOWN)}): "
-                "did a spreadsheet drop or add them? Write them as they were charged; nothing was sent"
+                f"{len(respelled):,} ids are in the ledger with other zeros or marks "
+                f"({terminal.listed(respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
+                "charged; nothing was sent"
             )
         if self.to_send and (moved := _pairs(known.moved)):
             raise ConfigurationError(

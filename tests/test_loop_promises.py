@@ -506,6 +506,27 @@ async def test_a_late_answer_that_was_decided_otherwise_ends_the_wait(service: W
         assert (await in_turns(waiting)).paid is True
 
 
+@pytest.mark.parametrize("is_sent_again", [False, True])
+async def test_a_late_answer_that_created_what_is_called_refused_raises_an_alarm(
+    service: Withheld, caplog: pytest.LogCaptureFixture, is_sent_again: bool
+) -> None:
+    """A person let it be charged again as the answer could not be written: its transaction may be paid, too."""
+    ledger = Flaky()
+    async with selling(service, ledger.full_behind_it, ledger=ledger, profile=NO_QUERY):
+        ledger.failing.clear()
+        at = service.clock.time()
+        await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await decide_as_operator(service, is_refused=True)
+        if is_sent_again:  # by another process
+            fresh = Record(client_transaction_id="order-17", attempt=2, amount=1150, currency="USD")
+            assert await ledger.permit(fresh)
+        await service.clock.advance(10)
+        words = "called unpaid, and yet created as transaction 1000"
+        assert [each.levelname for each in caplog.records if words in each.message] == ["CRITICAL"]
+        newest = (await ledger.history("order-17"))[-1]
+        assert (newest.attempt, newest.detail) == (1, f'{{"what": "{words}"}}')
+
+
 async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Withheld) -> None:
     """Its transaction id is what the query goes by, though the ledger does not have it yet."""
     ledger = Flaky()

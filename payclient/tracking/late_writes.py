@@ -86,6 +86,11 @@ class LateWrites:
             if known is None and isinstance(event, Created | Lost):
                 what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
                 log("critical", "permit_lost", identifier, what, type(event).__name__)
+            elif known is not None and isinstance(event, Created) and _contradicts(event, record, known):
+                # A person called it unpaid, or a proof that was none.
+                what = f"called unpaid, and yet created as transaction {event.transaction_id}"
+                log("critical", "outcome_alarm", identifier, "%s", what)
+                await self._ledger.apply(record, Conflicted(at=event.at, what=what))
             elif known is not None and known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.
@@ -148,6 +153,12 @@ class LateWrites:
             if self.kept:
                 what = "the ledger could not take the end of %d attempts"
                 log("error", "ends_not_written", "", what, len(self.kept))
+
+
+def _contradicts(created: Created, record: Record, known: Record) -> bool:
+    """Return whether the service created an attempt that the ledger calls unpaid, not knowing of the transaction."""
+    is_unpaid = known.attempt > record.attempt or known.state.paid is False
+    return is_unpaid and created.transaction_id != known.transaction_id
 
 
 def unwritten(record: Record, event: Event) -> Record:

@@ -395,6 +395,8 @@ class PaySession:
             if response.status == 401:
                 self._token.discard(authorization)
             return response
+        finally:
+            proof.is_over = True
         if proof.error is not None:
             raise proof.error.with_traceback(proof.trace)
         raise _classify_failure(call, failure)
@@ -407,6 +409,8 @@ class SendProof:
     permit_spent: bool = False
     #: Whether the first byte may have left.
     passed: bool = False
+    #: Whether the transport's call has ended: what goes on all the same, as behind a shield, may send nothing any more.
+    is_over: bool = False
     #: The exception of `before_send`.
     error: BaseException | None = None
     trace: TracebackType | None = None
@@ -416,8 +420,10 @@ class SendProof:
         self.deadline = deadline
 
     async def __call__(self) -> None:
-        if self.permit_spent or self.passed:
-            raise UsageError("a transport calls before_send once: what it sent is not sent again")
+        if self.permit_spent or self.passed or self.is_over:
+            raise UsageError(
+                "a transport calls before_send once, and before its own end; nothing more is sent"
+            )
         if self.before_send is not None:
             self.permit_spent = True
             try:
@@ -426,8 +432,8 @@ class SendProof:
                 # The traceback of now: further up it would gather the network library's frames, which hold the token.
                 self.error, self.trace = error, error.__traceback__
                 raise
-            if self.deadline.fired:
-                raise NotSentError("before_send took longer than the total time-out")
+            if self.deadline.fired or self.is_over:
+                raise NotSentError("before_send took longer than the call")
         self.passed = True
 
 

@@ -762,3 +762,25 @@ async def test_a_before_send_that_swallows_the_time_out_sends_nothing() -> None:
 
     call = session_over(transport, timeouts=TEN).sale(SALE, before_send=swallowing)
     assert await ended(call) == (NotSentError, 15)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("waits_in_permit", [False, True])
+async def test_a_transport_that_goes_on_after_the_time_out_sends_nothing(waits_in_permit: bool) -> None:
+    """As one behind a shield, or in a thread: the charge was called not sent, and may have been sent again since."""
+    fake, later = Scripted(CREATED), set[asyncio.Task[HttpResponse]]()
+
+    async def permit() -> None:
+        await asyncio.sleep(15 * waits_in_permit)
+
+    async def send(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        await asyncio.sleep(0 if waits_in_permit else 15)
+        return await fake(request, before_send)
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        later.add(asyncio.create_task(send(request, before_send)))
+        return await asyncio.shield(*later)
+
+    call = session_over(transport, timeouts=TEN).sale(SALE, before_send=permit)
+    assert await ended(call) == (NotSentError, 10)
+    assert await ended(later.pop()) == (NotSentError if waits_in_permit else UsageError, 15)

@@ -90,14 +90,12 @@ class _LoopThread:
             raise TrackerClosedError("the tracker was closed while this was waiting") from None
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
+        # `atexit` would be too late: by then the executor is gone that looks up hosts.
         try:
             threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
         except RuntimeError:  # a first call in `atexit`
             raise TrackerClosedError(_ENDING) from None
         loop = asyncio.new_event_loop()
-        # Start the executor's thread, by which a ledger closes: CPython 3.12.0 starts none at the end of a program.
-        loop.call_soon(lambda: loop.run_in_executor(None, int))
         thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
         thread.start()
         if self._loop is None:  # unless the handler of a signal has started a loop meanwhile

@@ -612,6 +612,18 @@ def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp
     assert service.created_per_client_id == {"order-1": 1}
 
 
+def test_each_ledger_is_closed_at_the_end_of_a_program_that_starts_no_thread(
+    service: SimulatorThread, tmp_path: Path
+) -> None:
+    """CPython 3.12.0 and 3.12.1 start none by then."""
+    text = """
+        trackers = [opening(f"{ledger}/{number}.db").open() for number in range(5)]
+        threading.Thread.start = None
+    """
+    assert ended(start(text, service.url, f"sqlite:{tmp_path}")) == ""
+    assert not list(tmp_path.glob("*-wal")), "what is closed has no log"
+
+
 def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(service: SimulatorThread) -> None:
     """A request that ignores its cancellation holds the tracker up; nobody is told that nothing was created."""
     text = """

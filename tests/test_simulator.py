@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from manual_clock import ManualClock
-from payclient.simulator import Answers, Settings, Simulator
-from simulated import Client, Merchant, client, client_of, clock, merchant, sale_of, settings
+from payclient.simulator import Answers, Fault, Settings, Simulator
+from raw_server import turns
+from simulated import Client, Merchant, client, client_of, clock, merchant, sale_of, settings, until
 
 __all__ = ["client", "clock", "merchant", "settings"]
 
@@ -284,3 +285,16 @@ async def test_closing_waits_for_nobody(clock: ManualClock) -> None:
     server.close()
     await server.wait_closed()
     gc.collect()
+
+
+async def test_closing_ends_a_request_whose_client_hung_up(clock: ManualClock) -> None:
+    """A slow one went on, and asyncio said as its loop ended that a task was destroyed."""
+    before = asyncio.all_tasks()
+    async with Simulator(clock=clock) as service, aiohttp.ClientSession() as session:
+        service.fail_next(Fault("latency", seconds=60))
+        call = asyncio.ensure_future(Client(service, session).sale())
+        await until(lambda: clock.next_timer is not None)
+        call.cancel()
+        await asyncio.wait([call])
+        await turns()  # the simulator sees it
+    assert asyncio.all_tasks() == before

@@ -52,6 +52,8 @@ class Simulator(Books):
     waits_for_delivery: bool = field(default=True, init=False)
     _runner: web.ServerRunner | None = field(default=None, init=False)
     _restarting: asyncio.Task[None] | None = field(default=None, init=False)
+    #: Those of the connections whose request is not answered yet. aiohttp forgets a client that hung up meanwhile.
+    _serving: set[asyncio.Task[None]] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.clock, JumpClock):  # a test at night is to pass as well
@@ -83,6 +85,9 @@ class Simulator(Books):
         self._merchant_api.stop()
         if self._runner is not None:
             await self._runner.cleanup()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         self.timetable.close()  # after the last request, which may have set a timer
         await self._notifications.close()
 
@@ -92,6 +97,7 @@ class Simulator(Books):
         """Answer one HTTP request; what no route answers is refused in JSON, and logged."""
         found = [(one, one.match(request.rel_url.raw_path)) for one in self._routes]
         methods = {one.method: (one, match) for one, match in found if match is not None}
+        self._serving.add(request.task)
         try:
             if request.method in methods:
                 route, match = methods[request.method]
@@ -103,6 +109,8 @@ class Simulator(Books):
             headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             self.log_entry("request", f"{request.method} {request.path}", status=error.status)
             return json_reply({"message": error.reason}, error.status, headers)
+        finally:
+            self._serving.discard(request.task)
 
     async def start(self) -> None:
         """Listen again after `stop`, at the same address and with all that there was."""

@@ -245,6 +245,27 @@ async def test_a_decided_sale_says_its_outcome_after_the_close(service: FakeServ
     await error_of(payclient.TrackerClosedError, opened.wait())
 
 
+async def test_a_reversal_that_reads_the_ledger_as_the_tracker_closes_is_not_sent(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close waits for nothing that begins after it, so that nobody was told of its success."""
+    ledger, gate = HookedLedger(), Gate()
+    read = ledger.get
+
+    async def get(identifier: str) -> Record | None:
+        await gate()
+        return await read(identifier)
+
+    async with tracking(service, ledger, REVERSING) as tracker:
+        pending = await paid(service, tracker)
+        monkeypatch.setattr(ledger, "get", get)
+        caller = asyncio.create_task(tracker.reverse(pending))
+        await gate.there.wait()
+    gate.go.set()
+    await error_of(payclient.TrackerClosedError, caller)
+    assert (await record_in(ledger)).state is State.ACCEPTED
+
+
 @in_virtual_time
 async def test_closing_waits_as_long_as_a_charge_may_take() -> None:
     """By default: one that is answered just within the total time-out is pending, and not unknown."""

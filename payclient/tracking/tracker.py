@@ -228,8 +228,7 @@ class Tracker:
         `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn, `UsageError` for a form.
         """
         check_type("pending", pending, PendingSale)
-        self._poller.asks.check_open(pending.client_transaction_id)
-        record = await self._ledger.get(pending.client_transaction_id)
+        record = await self._read(pending.client_transaction_id)
         return pending.outcome if record is None else pending._take(*await withdraw(self._poller, record))
 
     async def reverse(self, pending: PendingSale) -> Outcome:
@@ -241,8 +240,7 @@ class Tracker:
         `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid, or archived.
         """
         check_type("pending", pending, PendingSale)
-        self._poller.asks.check_open(pending.client_transaction_id)
-        record = await self._ledger.get(pending.client_transaction_id)
+        record = await self._read(pending.client_transaction_id)
         return pending.outcome if record is None else pending._take(*await reverse(self._poller, record))
 
     async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
@@ -331,14 +329,13 @@ class Tracker:
         """
         for name, word in (("as_", as_), ("actor", actor), ("reason", reason)):
             check_type(name, word, str)
-        self._poller.asks.check_open(client_transaction_id)
         if as_ not in DECISIONS:
             raise UsageError(f"as_ must be one of {', '.join(DECISIONS)}; nothing was changed")
         actor, reason = actor.strip(), reason.strip()
         if not actor or not reason:
             raise UsageError("actor and reason must not be empty; nothing was changed")
         is_known = _may_be_known(client_transaction_id)
-        record = await self._ledger.get(client_transaction_id) if is_known else None
+        record = await self._read(client_transaction_id) if is_known else None
         if record is None:
             raise UsageError(
                 "this ledger has no such ask; nothing was changed",
@@ -350,6 +347,16 @@ class Tracker:
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
         words = "the tracker was closed before the decision was on record; look at its history"
         return await self._poller.finish(self._decide(record, decision), client_transaction_id, words)
+
+    async def _read(self, client_transaction_id: str) -> Record | None:
+        """Return the ledger's record, to send or decide something of it now.
+
+        Raises `TrackerClosedError`, also where the tracker closes meanwhile: no close waits for what begins after it.
+        """
+        self._poller.asks.check_open(client_transaction_id)
+        record = await self._ledger.get(client_transaction_id)
+        self._poller.asks.check_open(client_transaction_id)
+        return record
 
     async def _decide(self, record: Record, decision: Decision) -> Outcome:
         record = await self._ledger.apply(record, decision)

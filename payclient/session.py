@@ -355,7 +355,7 @@ class PaySession:
         except asyncio.CancelledError as cancelled:
             call.error = cancelled
             if deadline.overran():
-                failure = f"no answer within {total:g} s"
+                failure = "the session was closed" if self._closed else f"no answer within {total:g} s"
             elif deadline.is_cancelled() or call.proof.error is cancelled:
                 cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise

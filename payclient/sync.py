@@ -43,7 +43,7 @@ _S = TypeVar("_S")
 #: Seconds that the end of the process waits for trackers to close; then it leaves them as a crash would.
 _EXIT_PATIENCE = 60.0
 
-_ENDING = "the program is ending: its trackers are closed"
+_ENDED = "the thread of payclient.sync has ended, as at the end of a program: its trackers are closed"
 
 
 class _LoopThread:
@@ -72,7 +72,7 @@ class _LoopThread:
             )
         with self._lock:
             if self._ending:
-                raise TrackerClosedError(_ENDING)
+                raise TrackerClosedError(_ENDED)
             loop = self._loop or self._start()
             # Not by a future of `concurrent`: a caller who is interrupted may leave that locked, and the loop waiting.
             ended: SimpleQueue[asyncio.Task[_R] | None] = SimpleQueue()
@@ -83,7 +83,9 @@ class _LoopThread:
         finally:
             self._waiting.discard(ended)
         if task is None:
-            raise OutcomeUnknownError("the program ended first; the ledger knows what may exist")
+            raise OutcomeUnknownError(
+                "the thread of payclient.sync ended first; the ledger knows what may exist"
+            )
         try:
             return task.result()
         except asyncio.CancelledError:
@@ -94,7 +96,7 @@ class _LoopThread:
         try:
             threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
         except RuntimeError:  # a first call in `atexit`
-            raise TrackerClosedError(_ENDING) from None
+            raise TrackerClosedError(_ENDED) from None
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
         thread.start()
@@ -103,10 +105,21 @@ class _LoopThread:
         return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._ended:
-            with suppress(KeyboardInterrupt, SystemExit):  # raised by a callback, and its caller has it too
-                loop.run_forever()
-        loop.close()
+        try:
+            while not self._ended:
+                # Raised by a callback, and its caller has it too.
+                with suppress(KeyboardInterrupt, SystemExit):
+                    loop.run_forever()
+            loop.close()
+        finally:  # also where the loop died, as one whose descriptors somebody closed
+            with self._lock:
+                self._ending = True
+            self._release_all()
+
+    def _release_all(self) -> None:
+        """Let every caller that waits go: a thread that waits on would keep the process from ending."""
+        for ended in tuple(self._waiting):
+            ended.put(None)
 
     def end(self) -> None:
         """Close what is open, release every caller that waits, and end the thread."""
@@ -117,8 +130,7 @@ class _LoopThread:
         try:
             asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
         except BaseException as error:
-            for ended in tuple(self._waiting):
-                ended.put(None)  # a thread that waits on would keep the process from ending
+            self._release_all()
             if not isinstance(error, TimeoutError):
                 raise  # Ctrl-C
             log("warning", "trackers_not_closed", "", "trackers did not close within %g s", _EXIT_PATIENCE)

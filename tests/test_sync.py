@@ -651,6 +651,32 @@ def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(service: Simu
     assert ended(start(text, service.url)).split() == ["OutcomeUnknownError"]
 
 
+def test_no_thread_waits_for_a_loop_that_died(service: SimulatorThread) -> None:
+    """Its descriptors were closed, as by a program that becomes a daemon without a fork: each call waited for ever."""
+    text = """
+        threading.excepthook = sys.unraisablehook = lambda raised: None  # it says what it died of
+        def close(exchange):
+            if exchange.client_transaction_id == "order-2":
+                os.closerange(3, 1000)
+        tracker = opening(on_exchange=close, schedule=payclient.Fixed(100))
+        pending = tracker.sale(sale("order-1"))
+        def call(function):
+            try:
+                function()
+            except payclient.PayError as error:
+                said.append(type(error).__name__)
+        said = []
+        waiting = threading.Thread(target=call, args=[pending.wait])
+        waiting.start()
+        call(lambda: tracker.sale(sale("order-2", phone="0984000002")))
+        waiting.join()
+        call(lambda: tracker.find("order-1"))
+        print(*said)
+    """
+    said = ended(start(text, service.url)).split()
+    assert said == ["OutcomeUnknownError", "OutcomeUnknownError", "TrackerClosedError"]
+
+
 @pytest.mark.parametrize("is_used", [True, False])
 def test_closing_again_at_the_end_of_a_program_is_no_error(service: SimulatorThread, is_used: bool) -> None:
     """By `atexit`, and by a thread that leaves its `with` after the main one."""

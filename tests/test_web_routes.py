@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 
 import payclient
 import payclient.web.aiohttp
@@ -179,6 +180,23 @@ async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch
 
     answer = await ask(Starlette(routes=[route]), "POST", "/notify", state={"tracker": tracker}, block=never)
     assert answer.status == 200
+
+
+async def test_a_sender_who_hangs_up_at_once_is_heard(
+    tracker: payclient.Tracker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its query: a middleware that waited let the server see the end of the connection before the body was read."""
+    heard = Heard()
+    app = Starlette(routes=[STARLETTE.notification_route("/notify", on_receipt=heard)])
+
+    async def hang_up() -> None:
+        raise ClientDisconnect
+
+    for query in (HINT, ""):
+        answered = await ask(app, "GET", f"/notify{query}", state={"tracker": tracker}, block=hang_up)
+        assert answered.status == 200
+    assert heard.told == RECEIPTS[:1]
+    assert caplog.messages == ["a notification was not taken: ClientDisconnect"]
 
 
 async def test_with_a_secret_only_its_own_address_is_listened_to(tracker: payclient.Tracker) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -138,8 +139,7 @@ async def _take(
     identifier, receipt = "", None
     try:
         async with asyncio.timeout(TIMEOUT):
-            content = await _read(body)
-            notification = parse_notification(query=query, body=content, content_type=content_type)
+            notification = await _parse(query, content_type, body)
             identifier = notification.client_transaction_id
             if secret is not None and not is_notification_key(key, identifier, secret.reveal()):
                 return
@@ -170,6 +170,17 @@ async def _call(on_receipt: OnReceipt, notification: Notification, receipt: Rece
         place, what = f"{last.filename}:{last.lineno}", "on_receipt raised %s at %s"
         identifier = notification.client_transaction_id
         log("error", "on_receipt_failed", identifier, what, type(error).__name__, place)
+
+
+async def _parse(query: str, content_type: str, body: AsyncIterable[bytes]) -> Notification:
+    """Parse a notification. Where its body cannot be read, as of a sender who has hung up, its query may have all."""
+    try:
+        content = await _read(body)
+    except Exception:
+        with suppress(InvalidNotificationError):
+            return parse_notification(query=query)
+        raise
+    return parse_notification(query=query, body=content, content_type=content_type)
 
 
 async def _read(body: AsyncIterable[bytes]) -> bytes:

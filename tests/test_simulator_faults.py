@@ -180,6 +180,18 @@ async def test_a_service_that_is_down_proves_nothing_was_sent(service: Simulator
     assert service.created_per_client_id == {"order-1": 1}
 
 
+async def test_an_answer_that_is_cut_for_nobody_is_logged(
+    service: Simulator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client hung up first: aiohttp logged an error, and the service's log lacked the request."""
+    service.fail_next(Fault("cut"))
+    _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"POST /api/Sale HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    writer.close()
+    await until(lambda: service.log[-1].fault == "cut")
+    assert not caplog.messages
+
+
 async def test_a_restart_breaks_what_is_in_flight(service: Simulator, tracker: Tracker) -> None:
     """A Sale that stalls when the service dies is unknown, and found once it is back."""
     service.fail_next(Fault("stall", when="after"))

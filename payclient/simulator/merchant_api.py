@@ -244,8 +244,9 @@ async def _cut(request: web.BaseRequest, answer: web.Response | None) -> web.Str
     response.content_type = "application/json"
     response.content_length = len(body)
     response.force_close()
-    await response.prepare(request)
-    await response.write(body[: len(body) // 2])
+    with contextlib.suppress(ConnectionError):  # the client has hung up already
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
     if request.transport is not None:
         request.transport.close()
     return response

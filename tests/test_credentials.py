@@ -473,8 +473,14 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(ser
 BY_OUR_ID = ("token-1", "/api/Sale/client/order-17")
 
 
-async def test_a_candidate_that_another_account_does_not_find_proves_no_absence(service: Accounts) -> None:
-    """Between the two proofs the token is another account's, for the one query of the named id that is answered."""
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_candidate_that_another_account_does_not_find_proves_no_absence(
+    service: Accounts, *, is_listed: bool
+) -> None:
+    """Between the two proofs the token is another account's, for the one query of the named id that is answered.
+
+    "Not found" by that id before the first proof is too old to count.
+    """
     token, seen_by = "token-1", service.seen_by
 
     async def current() -> str:
@@ -483,7 +489,10 @@ async def test_a_candidate_that_another_account_does_not_find_proves_no_absence(
     def ailing(account: str, path: str) -> HttpResponse:
         if "client" in path:
             return refusal(20, status=404)  # the index lags
-        return answer(500, {"message": "no"}) if account == "shop" else seen_by(account, path)
+        if account == "shop":
+            is_early = service.clock.monotonic() < 599
+            return refusal(20, status=404) if is_early and not is_listed else answer(500, {"message": "no"})
+        return seen_by(account, path)
 
     async def use(renewed: str, until: Callable[[], bool]) -> None:
         nonlocal token
@@ -610,7 +619,19 @@ async def test_what_another_account_undoes_is_another_sale(
         assert (await outcome_of(service, await pending_of(tracker))).paid
 
 
-async def test_another_accounts_not_found_withdraws_no_twin(service: Accounts) -> None:
+#: And where only that one does.
+UNDO_UNNUMBERED = attrs.evolve(
+    UNDO,
+    status=StatusProfile(
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
+    ),
+)
+
+
+@pytest.mark.parametrize("profile", [UNDO, UNDO_UNNUMBERED], ids=["both ids", "our id"])
+async def test_another_accounts_not_found_withdraws_no_twin(
+    service: Accounts, profile: payclient.ServiceProfile
+) -> None:
     """The token is renewed right after the withdrawal, for another account: the twin of the push may be approved."""
     tokens = iter(service.accounts)
 
@@ -625,7 +646,7 @@ async def test_another_accounts_not_found_withdraws_no_twin(service: Accounts) -
             service.accounts["token-1"] = shop
         return response
 
-    async with tracking(service, service.book, UNDO, transport=renewing, token=token) as tracker:
+    async with tracking(service, service.book, profile, transport=renewing, token=token) as tracker:
         other = await tracker.sale(push("order-18"))
         service.scripts = [posted(1, FakeService.take)]
         pending = await tracker.sale(push())

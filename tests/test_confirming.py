@@ -403,13 +403,17 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
         assert await state_of(service) is State.ACCEPTED
 
 
-@pytest.mark.parametrize("until_next", [0.05, 1000.0])
+@pytest.mark.parametrize(("until_next", "failing"), [(0.05, 0), (0.05, 1), (1000.0, None)])
 @pytest.mark.parametrize("is_writing", [False, True])
 async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, is_writing: bool, until_next: float
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    is_writing: bool,
+    until_next: float,
+    failing: int | None,
 ) -> None:
     """Where it was only made, and its holder is yet to write how long nothing is due, or writes that at this moment;
-    the ledger fails next, and both processes end.
+    that write fails, or the next one, and both processes end.
     """
     monkeypatch.setattr(leases, "RENEW", 0.05)
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
@@ -418,7 +422,7 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
 
     async def slowly(seconds: Mapping[str, float]) -> None:
         await gate()
-        if next(writes) == 1 and until_next < 1.0:
+        if next(writes) == failing:
             disk_full()
         await defer(seconds)
 
@@ -550,6 +554,14 @@ async def test_another_payment_decides_nothing(service: FakeService, changes: di
         outcome = await tracker.returned(service.pay("form-1", 5001, **changes))
         assert (outcome.paid, outcome.state) == (None, State.PENDING)
     assert "Conflicted" in await events_of(service.ledger, "form-1")
+
+
+async def test_a_payment_that_is_not_ours_is_confirmed_once(service: FakeService) -> None:
+    """The answer said so, and stands in the way of no later payment of the form."""
+    async with prepared(service, BLIND) as tracker:
+        await tracker.returned(service.pay("form-1", 5001, amount=1))
+        assert (await passing(service, tracker.returned(service.pay("form-1", 5002)))).paid is True
+    assert service.confirms == {5001: 1, 5002: 1}
 
 
 async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: FakeService) -> None:

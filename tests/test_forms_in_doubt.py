@@ -477,6 +477,20 @@ async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(se
         await collected_by(tracker, "cart-1")
 
 
+async def test_a_form_that_is_found_paid_and_not_confirmed_yet_holds_its_purchase(
+    service: FakeService,
+) -> None:
+    """Nobody could query it, so that its purchase was free; by now it is found, and its confirmation has no answer."""
+    ledger = MemoryLedger()
+    async with prepared(service, BLIND, ledger) as tracker:
+        assert (await the_end(service, tracker)).state is State.EXPIRED
+        await service.clock.advance(4000)
+    service.pay("form-1")
+    service.confirm_scripts = [reset] * 100
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await held_by(tracker, "cart-1")
+
+
 async def test_a_form_that_nobody_looks_at_frees_its_purchase_once_its_links_are_dead(
     service: FakeService,
 ) -> None:
@@ -633,6 +647,29 @@ async def test_of_two_forms_paid_and_not_confirmed_the_first_is(service: FakeSer
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
 
 
+async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(service: FakeService) -> None:
+    """Only a query has found it; the return of the other form did not meet it in the ledger. Both answers are lost."""
+    ledger = HookedLedger(before={"FoundPending": once(disk_full)})
+    confirm, calls = service.confirm, count(1)
+
+    def losing(body: dict[str, object]) -> HttpResponse:
+        number = next(calls)
+        said = reset() if number == 1 else confirm(body)
+        return reset() if number < 6 else said
+
+    async with prepared(service, ledger=ledger) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        service.confirm = losing  # type: ignore[method-assign]  # carried out from the second time on
+        service.pay("form-2", 5002)
+        await (await pending_of(tracker, "form-2")).check()
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        await service.clock.advance(1300)
+        assert 5002 not in service.confirmed
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
 async def test_a_form_of_a_paid_purchase_is_not_confirmed(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -710,6 +747,22 @@ async def test_a_return_that_is_written_late_is_written_before_its_answer(
         await service.clock.advance(30)
         assert (await events_of(ledger, "form-1"))[2:] == ["Returned", "FoundCancelled"]
         assert (await tracker.purchase("cart-1")).held_until is None
+
+
+async def test_a_form_whose_service_is_gone_is_queried_until_it_can_be_paid_no_more(
+    service: FakeService,
+) -> None:
+    """The first card was declined, and nothing is answered about the second: its queries end all the same."""
+    async with prepared(service) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        service.confirm_scripts, service.status_scripts = [reset] * 10_000, [reset] * 10_000
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        await service.clock.advance(2000)
+        assert len(service.queries) > 50
+        await service.clock.advance(3000)
+        before = len(service.queries)
+        await service.clock.advance(10_000)
+        assert len(service.queries) == before
 
 
 async def test_a_payment_after_a_declined_card_is_confirmed_after_a_crash(service: FakeService) -> None:

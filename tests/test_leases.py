@@ -826,6 +826,34 @@ async def test_a_stopped_process_lets_go(service: FakeService, pair: tuple[Worke
     assert first.queries == asked
 
 
+async def test_what_is_permitted_while_leases_are_compared_is_queried_here(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the ledger says is held is older than the permit: nobody else would query the sale."""
+    ledger, gate, held = SharedLedger(), Gate(), Held()
+
+    async def older() -> set[str]:
+        if gate.there.is_set():
+            await asyncio.Event().wait()  # no second comparison ends
+        await gate()
+        return set()
+
+    async with tracking(service, ledger) as tracker:
+        monkeypatch.setattr(ledger, "held", older)
+        monkeypatch.setattr(ledger, "renew", AsyncMock(return_value=-1))
+        await gate.there.wait()
+        service.scripts = [held]
+        sending = asyncio.create_task(tracker.sale(sale()))
+        await held.there.wait()
+        gate.go.set()
+        await service.clock.advance(0)
+        held.go.set()
+        pending = await sending
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+        assert pending.outcome.paid is True
+
+
 async def test_what_was_claimed_by_a_lost_answer_is_followed_where_somebody_waits(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -595,6 +595,15 @@ async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: 
         assert await ledger.get(last.client_transaction_id) == last  # here, and on no standby
 
 
+async def test_a_warning_about_another_statement_denies_no_permit(
+    databases: list[PostgresDatabase], ledger: PostgresLedger
+) -> None:
+    """As where a probe did not reach its standby: the permit after it has a commit of its own, which counts."""
+    await ledger.permit(fresh())
+    await databases[-1].connection.execute("DO $$ BEGIN RAISE WARNING 'on no standby'; END $$")
+    assert await ledger.permit(fresh("order-2")) is True
+
+
 async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: PostgresLedger) -> None:
     """A pooler's next server knows nothing of our statements: they are asked without being prepared from then on."""
     await ledger.permit(fresh())

@@ -39,7 +39,7 @@ from fake_service import (
 from payclient.batch import ChargeRow
 from payclient.cli.report import ledger_line
 from payclient.events import Evidence
-from payclient.ledger import Ledger
+from payclient.ledger import Ledger, PurchaseHeldError
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.tracking import leases
@@ -154,6 +154,29 @@ async def test_the_permit_decides_where_nothing_was_read_before(service: FakeSer
         types = [type(each) for each in await asyncio.gather(*both, return_exceptions=True)]
         assert types == [payclient.PendingSale, payclient.DifferentRequestError]
     assert service.posted == {"cart": 1, "one": 1}
+
+
+async def test_what_the_permit_denied_has_no_end_that_waits_to_be_written(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt of it is there, and the ledger that fails next owes nothing."""
+    failing: list[str] = []
+    ledger = FailingLedger(lambda name: name in failing)
+    permit = ledger.permit
+
+    async def denying(record: Record) -> bool:
+        try:
+            return await permit(record)
+        except PurchaseHeldError:
+            failing.append("get")
+            raise
+
+    monkeypatch.setattr(ledger, "permit", denying)
+    async with tracking(service, ledger) as tracker:
+        sales = (tracker.sale(sale(each), purchase="cart") for each in ("order-17", "order-18"))
+        results = await asyncio.gather(*sales, return_exceptions=True)
+        assert [type(each) for each in results] == [payclient.PendingSale, payclient.PurchaseOpenError]
+        assert (await tracker.health()).unwritten == 0
 
 
 async def test_an_expired_push_is_open_until_its_last_query(service: FakeService) -> None:

@@ -16,7 +16,7 @@ import crowd
 import payclient
 from crowd import Service, hint, in_virtual_time, now, push, pushed, waited
 from crowd import tracking as crowding
-from fake_ledgers import HookedLedger, HookedSharedLedger, SharedLedger, once
+from fake_ledgers import HookedLedger, HookedSharedLedger, SharedLedger, disk_full, once
 from fake_service import (
     PROFILE,
     FakeService,
@@ -492,6 +492,36 @@ async def test_what_had_its_last_query_long_ago_is_queried_once_more(service: Fa
             assert (await outcome_of(service, await pending_of(tracker), 10)).paid is None
             await service.clock.advance(1000)
         assert len(service.queries) == 1
+
+
+async def test_a_query_before_a_whole_window_has_passed_here_frees_no_purchase(service: FakeService) -> None:
+    """A clock may be ahead, and its customer be quicker. The ledger takes the expiry only after the last queries."""
+    failing = [True]
+    ledger = HookedLedger(before={"Expired": lambda: disk_full() if failing else None})
+    async with selling(service, ledger=ledger, purchase="cart"):
+        await service.clock.advance(200)
+    async with tracking(service, ledger) as tracker:
+        await service.clock.advance(270)
+        service.decide("Aceptado")
+        failing.clear()
+        await service.clock.advance(500)
+        assert (await record_in(ledger)).evidence is Evidence.CLOCK
+        await held_by(tracker, "cart")
+
+
+async def test_that_query_comes_after_the_window_though_a_clock_was_set_back(service: FakeService) -> None:
+    """By the next clock the window is open again: no query within it is the last one that a wait hopes for."""
+    ledger = MemoryLedger()
+    async with selling(service, ledger=ledger) as (_, pending):
+        await outcome_of(service, pending)
+    service.clock.jump_wall(-500)
+    async with tracking(service, ledger) as tracker:
+        found = await pending_of(tracker)
+        waiting = asyncio.create_task(found.wait())
+        await service.clock.advance(found.remaining + 1)
+        service.decide("Aceptado")
+        await service.clock.advance(70)
+        assert (await waiting).paid is True
 
 
 @pytest.mark.parametrize("fails", [1, 3])

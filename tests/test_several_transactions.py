@@ -200,6 +200,20 @@ async def test_a_clock_that_is_set_forward_hastens_no_look_that_lags(service: Fa
         assert (await outcome_of(service, await pending_of(tracker))).paid is True
 
 
+async def test_a_clock_that_is_set_forward_hastens_no_proof_of_absence(service: FakeService) -> None:
+    """Its answer is lost, and by the next process's clock it is old: the index may lag all the same."""
+    async with selling(service, lost_answer):
+        pass
+    service.clock.jump_wall(700)
+    service.instead = unlisted
+    async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(400)
+        assert (await pending_of(tracker)).state is State.UNKNOWN
+        service.decide("Aceptado")
+        service.instead = lambda path: None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is True
+
+
 @pytest.mark.parametrize(
     ("other", "paid"),
     [({"transactionId": 999}, False), ({"transactionId": 1001, "state": "Aceptado", "amount": 5}, None)],
@@ -943,6 +957,28 @@ async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
             assert {type(error) for error in errors} == {payclient.CustomerBusyError}
     assert len(service.queried_at) == 20
     assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
+
+
+async def test_a_turn_that_nobody_waits_for_any_more_takes_no_request_of_the_rate(
+    service: FakeService,
+) -> None:
+    """Ten customers tried again in a pause of the service, and gave up: the next one is queried as it is over."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
+        service.scripts = [BUSY] * 11
+        refused = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(11)]
+        await service.clock.advance(60)
+        await asyncio.gather(*refused, return_exceptions=True)
+        pending = await tracker.sale(sale())
+        service.status_scripts = [lambda: refusal(1, status=429, retry_after=60)]
+        await pending.check()
+        gave_up = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(10)]
+        await service.clock.advance(59)
+        errors = await asyncio.gather(*gave_up, return_exceptions=True)
+        assert {type(error) for error in errors} == {payclient.NotSentError}
+        late = asyncio.create_task(tracker.sale(sale("o10")))
+        await service.clock.advance(10)
+        assert service.posted["o10"] == 1
+        await late
 
 
 # --- A refused attempt that turns out to be paid

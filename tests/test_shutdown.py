@@ -26,6 +26,7 @@ from fake_service import (
     answers,
     broken,
     error_of,
+    form,
     outcome_of,
     paid,
     pending_of,
@@ -37,6 +38,7 @@ from fake_service import (
 )
 from manual_clock import ManualClock
 from payclient.errors import LedgerUnavailableError
+from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
 from payclient.tracking import leases
@@ -114,6 +116,14 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, state: State, t
             await service.approve(service.of(identifier).transaction_id)
             assert (await pending.wait()).paid is True
         assert service.created_per_client_id == {identifier: 1}
+
+
+class SlowLedger(MemoryLedger):
+    """A ledger that takes four seconds to keep links."""
+
+    async def keep_links(self, record: Record, links: str, until: float) -> None:
+        await asyncio.sleep(4)
+        await super().keep_links(record, links, until)
 
 
 REVERSING = attrs.evolve(
@@ -275,6 +285,18 @@ async def test_closing_waits_as_long_as_a_charge_may_take() -> None:
         sending = asyncio.create_task(tracker.sale(sale()))
         await asyncio.sleep(1)
     assert (await sending).state is State.PENDING
+
+
+@in_virtual_time
+async def test_closing_waits_for_a_slow_ledger_beyond_that() -> None:
+    """A form's links come just within the total time-out, and four seconds later they are kept for the next process."""
+    service, ledger = FakeService(VirtualClock()), SlowLedger()
+    service.scripts = [when(lambda: asyncio.sleep(28))]
+    async with tracking(service, ledger) as tracker:
+        preparing = asyncio.create_task(tracker.prepare(form(), purchase="cart"))
+        await asyncio.sleep(1)
+    await preparing
+    assert await ledger.links("cart", service.clock.time())
 
 
 @pytest.mark.parametrize("drain", [-1.0, float("nan"), float("inf"), 10**400, "5"])

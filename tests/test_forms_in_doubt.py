@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from unittest.mock import AsyncMock
 
@@ -663,6 +664,31 @@ async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(servic
         service.confirm = losing  # type: ignore[method-assign]  # carried out from the second time on
         service.pay("form-2", 5002)
         await (await pending_of(tracker, "form-2")).check()
+        await passing(service, tracker.returned(service.pay("form-1", 5001)))
+        await service.clock.advance(1300)
+        assert 5002 not in service.confirmed
+        bought = await tracker.purchase("cart-1")
+        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
+async def test_a_return_that_could_not_be_written_is_not_the_first(service: FakeService) -> None:
+    """The return of the other form did not meet it in the ledger. Both are confirmed, and the answers are lost."""
+    failures: list[Callable[[], None]] = []
+    ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
+    confirm, calls = service.confirm, count(1)
+
+    def losing(body: dict[str, object]) -> HttpResponse:
+        number = next(calls)
+        said = reset() if number == 1 else confirm(body)
+        return reset() if number < 6 else said
+
+    async with prepared(service, ledger=ledger) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        service.confirm = losing  # type: ignore[method-assign]  # carried out from the second time on
+        failures += [disk_full] * 2
+        await error_of(payclient.LedgerUnavailableError, tracker.returned(service.pay("form-2", 5002)))
+        await service.clock.advance(0.1)
         await passing(service, tracker.returned(service.pay("form-1", 5001)))
         await service.clock.advance(1300)
         assert 5002 not in service.confirmed

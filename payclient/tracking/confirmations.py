@@ -300,7 +300,9 @@ class Confirmer:
         )
         again = attrs.evolve(form, created_at=self._clock.time())
         is_replaced = purchase_holder(others, again) is not None
-        current.is_withheld, current.is_first = is_replaced, current.on_record and not is_replaced
+        # Whoever pays another form meets this one only by what the ledger names now.
+        is_named = current.transaction_id in form.candidate_ids
+        current.is_withheld, current.is_first = is_replaced, is_named and not is_replaced
         return is_replaced
 
     def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:

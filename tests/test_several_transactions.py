@@ -959,6 +959,26 @@ async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
     assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
 
 
+@pytest.mark.parametrize("is_refused_before", [True, False])
+async def test_a_429_to_the_query_of_a_refused_attempt_pauses_all(
+    service: FakeService, *, is_refused_before: bool
+) -> None:
+    """Before it is sent again, or as it is refused: no other query is made in the minute that the service asks for."""
+    async with tracking(service) as tracker:
+        for limits in [False, True] if is_refused_before else [True]:
+            limited = [lambda: refusal(1, status=429, retry_after=60)]
+            service.scripts, service.status_scripts = [BUSY], limited if limits else []
+            await asyncio.gather(tracker.sale(sale()), return_exceptions=True)
+        service.scripts = []
+        pending = await tracker.sale(sale("another"))
+        made = len(service.queries)
+        await service.clock.advance(59)
+        assert len(service.queries) == made
+        await service.clock.advance(60)
+        assert len(service.queries) > made
+        assert pending.state is State.PENDING
+
+
 async def test_a_turn_that_nobody_waits_for_any_more_takes_no_request_of_the_rate(
     service: FakeService,
 ) -> None:

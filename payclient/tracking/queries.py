@@ -187,10 +187,19 @@ class StatusQueries:
         if self.source is not None:
             report = await within(self._clock, self._policy.total_timeout, self.source(query))
             return None if report is None else _storable(report)
-        session, transaction_id = self._poller.session, query.transaction_id or query.candidate_id
+        transaction_id = query.transaction_id or query.candidate_id
         if self._policy.by_client_id and (transaction_id is None or not self._policy.by_transaction_id):
-            return await session.status(client_transaction_id=query.client_transaction_id, repeat=False)
-        return await session.status(transaction_id=transaction_id, repeat=False)
+            return await self.query_session(client_transaction_id=query.client_transaction_id)
+        return await self.query_session(transaction_id=transaction_id)
+
+    async def query_session(self, **ids: Any) -> StatusReport | None:
+        """Query the service, whatever the source, by one of the ids of `PaySession.status`. A 429 slows all queries."""
+        made_at = self._clock.monotonic()
+        try:
+            return await self._poller.session.status(**ids, repeat=False)
+        except RateLimitedError as limited:
+            self._poller.rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
+            raise
 
     async def _write(self, ask: Followed, reading: Reading) -> bool:
         """Log and write what an answer means for an ask that is followed. Return whether the ledger took it."""
@@ -449,7 +458,7 @@ class Refusals:
                 earlier = await self._attempts(record) if is_there else []
                 is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
                 await self._wait_for_turn()
-                report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
+                report = await self._queries.query_session(client_transaction_id=identifier)
                 is_there = is_doubted or report is not None
                 if not self._queries.can_see(record):  # the token was renewed: it may find another account's
                     is_there, report = True, None

@@ -48,7 +48,7 @@ async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -
     if not await poller.wait_for_turn():
         return False
     try:
-        report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+        report = await poller.queries.query_session(client_transaction_id=record.client_transaction_id)
     except Exception:  # a token's callable may raise anything
         return False  # not known: the sale's own queries decide
     if report is None and policy.by_transaction_id:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
+from fake_ledgers import FailingLedger, HookedLedger, HookedSharedLedger, SharedLedger, disk_full, once
 from fake_service import (
     FakeService,
     Gate,
@@ -533,6 +533,25 @@ async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, 
         await passing(service, first.returned(queries[0]))
         await passing(service, (second if is_another else first).returned(queries[1]))
         await assert_paid(service, first)
+    assert service.confirmed == {5001}
+
+
+async def test_two_processes_confirm_the_same_one_of_two_payments_of_a_form(service: FakeService) -> None:
+    """Two tabs come back at once, each to a process that has not seen the other; the answer about the first is lost."""
+    gate = Gate()
+    theirs = HookedSharedLedger(before={"Returned": gate})
+    async with (
+        prepared(service, PROFILE, SharedLedger(theirs)) as first,
+        tracking(service, theirs, PROFILE) as second,
+    ):
+        queries = [service.pay("form-1", number) for number in (5001, 5002)]
+        service.confirm_scripts = [lambda: lost_confirmation(service)]
+        coming = asyncio.create_task(second.returned(queries[1]))
+        await gate.there.wait()
+        await first.returned(queries[0])
+        gate.go.set()
+        await assert_paid(service, first)
+        assert (await coming).transaction_id == 5001
     assert service.confirmed == {5001}
 
 

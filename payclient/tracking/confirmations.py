@@ -153,8 +153,8 @@ class Confirmer:
         With `transaction_id` None: query whether the form is paid. Transactions that may be confirmed already come
         first: a form has only one confirmed payment.
         """
-        for each in (*form.all_in_doubt(), transaction_id):
-            confirmation = form.begin(each, self._clock.monotonic())
+        form.begin_in_doubt(self._clock.monotonic())
+        confirmation = form.begin(transaction_id, self._clock.monotonic())
         confirmation.is_held |= is_held
         tried = confirmation.tried
         if self._asks.closed:
@@ -194,6 +194,7 @@ class Confirmer:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
             await self._put_on_record(form, current)
+            current = self._first_in_doubt(form, current)
             settled = form.record.state in APPROVED or await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
@@ -233,6 +234,17 @@ class Confirmer:
             form.record = await self._asks.write(record, event)
             # Events of a return that the ledger could not take are written later, those of a query with the next try.
             current.on_record = event_type is Returned or current.transaction_id in form.record.candidate_ids
+
+    def _first_in_doubt(self, form: ReturnedForm, current: Confirmation) -> Confirmation:
+        """Return the confirmation to request now: of a transaction that the ledger names before this one, if any.
+
+        Another process may be confirming that one. Both are on record by now, so that each process sees the other's.
+        """
+        first = None if current.transaction_id is None else form.begin_in_doubt(self._clock.monotonic())
+        if first is None or first is current:
+            return current
+        first.tries += 1
+        return first
 
     def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:
         """End a request by `ReturnedForm.end_request`, and plan when the form is looked at again, or forgotten."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from werkzeug.datastructures import MultiDict
 
 import payclient
-from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, disk_full, once
+from fake_ledgers import FailingLedger, HookedLedger, HookedSharedLedger, SharedLedger, disk_full, once
 from fake_service import (
     FakeService,
     Gate,
@@ -524,6 +524,24 @@ async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(
         assert not service.confirms
         held.go.set()
         await preparing
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+async def test_a_form_is_confirmed_that_was_named_before_its_answer_was_on_record(
+    service: FakeService, is_another: bool
+) -> None:
+    """The ledger could not take the answer, its customer has paid, and no query finds a form by our own id."""
+    ours = HookedSharedLedger(before={"Prepared": once(disk_full)})
+    async with (
+        tracking(service, ours, BLIND) as tracker,
+        tracking(service, SharedLedger(ours), BLIND) as another,
+    ):
+        await tracker.prepare(form())
+        service.pay("form-1")
+        told = (another if is_another else tracker).notify(hint(5001, "form-1"))
+        assert await told is payclient.Receipt.EARLY
+        await service.clock.advance(5)
+        assert await state_of(service) is State.ACCEPTED
 
 
 async def test_two_declined_cards_keep_each_other_in_no_doubt(service: FakeService) -> None:

@@ -109,6 +109,8 @@ class OpenAsks:
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called with each form once it is decided: its links are dead.
         self.on_form_decided: list[Callable[[Record], object]] = []
+        #: Called with a form whose Prepare's end was written after a transaction had been named to it.
+        self.on_form_named: Callable[[Record], object] | None = None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open: bool = False
         self.closed: bool = False
@@ -335,6 +337,9 @@ class OpenAsks:
         An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
         and a decided form its links.
         """
+        was_sending = before is not None and before.state is State.SENDING
+        if was_sending and record.kind == "form" and record.candidate_ids and self.on_form_named is not None:
+            self.on_form_named(record)
         if record.state.decided:
             self.touch()
             self._end_follow_up(record)

@@ -25,7 +25,7 @@ from payclient.errors import (
 )
 from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import purchase_holder
-from payclient.lifecycle import APPROVED, PAID, Record, State
+from payclient.lifecycle import APPROVED, DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
@@ -58,6 +58,7 @@ class Confirmer:
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
         self._asks.on_form_decided.append(self._note_decided)
+        self._asks.on_form_named = self._note_named
 
     # --- What is to be confirmed
 
@@ -167,6 +168,10 @@ class Confirmer:
         """Drop a form that has nothing left to confirm: the ledger has its outcome."""
         if self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
+
+    def _note_named(self, record: Record) -> None:
+        """Confirm what was named to a form while the ledger could not take the answer to its Prepare."""
+        self.confirm_named(record, [each for each in record.candidate_ids if each != DROPPED])
 
     def _note_decided(self, record: Record) -> None:
         """Drop a form that a query, a person or another process decided, unless something of it is confirmed."""

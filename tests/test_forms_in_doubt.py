@@ -746,6 +746,44 @@ async def test_a_cancelled_form_is_not_confirmed_while_the_ledger_fails(
         assert 5002 not in service.confirms
 
 
+async def test_a_refused_form_is_not_confirmed_while_the_ledger_fails(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was prepared all the same. The form after it was free to be paid, and was."""
+    service.scripts = [refuses(800)]
+    async with tracking(service, profile=PROFILE) as tracker:
+        await error_of(payclient.RefusedError, tracker.prepare(form(), purchase="cart-1"))
+        service.prepare({"clientTransactionId": "form-1", "amount": 1150, "currency": "USD"})
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        assert (await tracker.returned(service.pay("form-2", 5001))).paid is True
+        gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
+        monkeypatch.setattr(service.ledger, "asks", gone)
+        service.pay("form-1", 5002)
+        await tracker.notify(hint(5002, "form-1"))
+        await service.clock.advance(100)
+        assert gone.called
+        assert 5002 not in service.confirms
+
+
+async def test_a_cancelled_form_is_confirmed_once_it_holds_its_purchase(service: FakeService) -> None:
+    """Its return is on record at the third try: until then a push may be sent, which the customer may pay, too."""
+    gate, failures = Gate(), [disk_full, disk_full]
+    ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
+    transport = gate.before(service, "Confirm")
+    async with tracking(service, ledger, PROFILE, transport=transport) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+        service.status_scripts = [lambda: answer(200, [service.sales[4999]])]
+        service.pay("form-1", 4999, transactionStatus="Canceled")
+        assert (await (await pending_of(tracker, "form-1")).check()).state is State.CANCELLED
+        await error_of(payclient.LedgerUnavailableError, tracker.returned(service.pay("form-1", 5001)))
+        while not gate.there.is_set():
+            await service.clock.advance(0.1)
+        await held_by(tracker, "cart-1")
+        gate.go.set()
+        await assert_paid(service, tracker)
+    assert not service.posted
+
+
 async def test_a_withheld_confirmation_stays_withheld_while_the_ledger_fails(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

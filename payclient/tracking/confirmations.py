@@ -16,6 +16,7 @@ import attrs
 from payclient.clock import within
 from payclient.errors import (
     LedgerError,
+    LedgerUnavailableError,
     OutcomeUnknownError,
     PayError,
     RateLimitedError,
@@ -23,7 +24,7 @@ from payclient.errors import (
     TransportError,
     UnauthorizedError,
 )
-from payclient.events import Abandoned, Conflicted, FoundCancelled, FoundPending, Returned
+from payclient.events import Abandoned, Conflicted, Evidence, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import purchase_holder
 from payclient.lifecycle import APPROVED, DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 #: The part of the window for which a confirmation waits for a ledger that cannot say what else is paid.
 PATIENCE = 1 / 5
+
+#: The states of a form in which another ask of its purchase may be sent, until a transaction of it is on record.
+FREE = (State.CANCELLED, State.REFUSED)
 
 
 class Confirmer:
@@ -271,6 +275,9 @@ class Confirmer:
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
             return await self._query(form, current)
+        is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
+        if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
+            raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
         if await self._is_replaced(record, current):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             self._queries.warn_once("confirmation_withheld", record.client_transaction_id, what)
@@ -306,7 +313,7 @@ class Confirmer:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
             is_early = self._clock.monotonic() < current.begun + self._window * PATIENCE
-            if is_early or form.state is State.CANCELLED or current.is_withheld:
+            if is_early or form.state in FREE or current.is_withheld:
                 raise  # there is time to try again; its purchase was free for other asks, or has another one
             return False
         others = (

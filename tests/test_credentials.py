@@ -247,6 +247,36 @@ async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Account
         await held_by(tracker, "cart-1")
 
 
+@pytest.mark.parametrize("profile", [PROFILE, FORMS], ids=["not confirmed", "confirmed"])
+async def test_a_form_is_not_paid_by_another_accounts_form(
+    service: Accounts, profile: payclient.ServiceProfile
+) -> None:
+    """Theirs of the same id and amount is, whether a query or a confirmation says so."""
+    async with under(service, "token-1", profile) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+    service.pay("form-1", state="Aceptado")
+    service.owners[5001] = "other"
+    async with under(service, "token-2", profile) as tracker:
+        await service.clock.advance(1300)
+        if profile is FORMS:
+            closing = asyncio.create_task(tracker.returned("id=0&clientTransactionId=form-1"))
+            await service.clock.advance(5)
+            assert (await closing).paid is None
+        await service.clock.advance(5000)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is None
+
+
+async def test_a_form_is_paid_by_what_its_browser_brought_under_a_rotated_token(service: Accounts) -> None:
+    """No other account's transaction has that number."""
+    service.accounts["rotated"] = "shop"
+    async with under(service, "token-1", FORMS) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+    async with under(service, "rotated", FORMS) as tracker:
+        query = service.pay("form-1")
+        service.owners[5001] = "shop"
+        assert (await tracker.returned(query)).paid is True
+
+
 async def test_a_number_and_an_id_of_two_transactions_prove_no_account(service: Accounts) -> None:
     """Another account has our number for one sale and our client transaction id for another: both are cancelled."""
     await sold(service)

@@ -33,7 +33,7 @@ from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import is_noted, unconfirmed_ids
+from payclient.tracking.recovery import history_of, is_noted, unconfirmed_ids
 from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
@@ -285,11 +285,26 @@ class Confirmer:
         report = await self._session.confirm(transaction_id, record.client_transaction_id, repeat=False)
         self._poller.rate.note_success(form.tried_at)
         self._queries.note_request(form.tried_at, answered=True)
+        if report.state == "Aceptado" and not await self._is_tied(record, transaction_id):
+            return False
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, record, reading)
         current.in_doubt = not current.declined
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
         return is_settled and report.transaction_id == transaction_id
+
+    async def _is_tied(self, form: Record, transaction_id: int) -> bool:
+        """Return whether a payment is surely the form's: it was named to the form, or this token finds the form.
+
+        A query under another account's token may have found that account's form of the same id and amount.
+        """
+        if self._queries.source is not None or not form.credentials or self._queries.can_see(form):
+            return True
+        history = await history_of(self._asks.ledger, form)
+        named = (
+            said.get("transaction_id") for change, said in history if change.event != FoundPending.__name__
+        )
+        return transaction_id in named
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
         """Query whether a form is paid. Return whether the answer, or that there can be none, settles that."""
@@ -300,6 +315,8 @@ class Confirmer:
         if (report is None or report.state == "Cancelado") and not self._queries.can_see(record):
             return True
         if report is not None and self.awaits_confirmation(record, report):
+            return True
+        if report is not None and report.state == "Aceptado" and not self._queries.can_see(record):
             return True
         return await self._take(form, current, record, read_form(record, report, self._clock.time()))
 

@@ -243,10 +243,10 @@ class AnswerReader:
     def _may_be_of_another_account(self, report: StatusReport) -> bool:
         """Return whether a report would decide, and may be about an order of the same id, amount and currency.
 
-        A payment of a form decides nothing here: its confirmation ties it to the form.
+        A payment of a form that is to be confirmed is pending here.
         """
         record = self.ask.record
-        would_decide = record.kind == "sale" or report.state == "Cancelado"
+        would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
         is_tied = record.transaction_id is not None or not record.credentials
         return would_decide and not is_tied and not self._can_see()
 

@@ -1535,6 +1535,18 @@ async def slowly() -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_payment_whose_write_seems_to_fail_ends_the_wait(service: FakeService) -> None:
+    """The ledger took it, and no query finds the form: neither its wait nor the feed waits until it expires."""
+    ledger = HookedLedger(after={"FoundAccepted": once(disk_full)})
+    async with prepared(service, BLIND, ledger) as tracker:
+        pending = await pending_of(tracker, "form-1")
+        waits = [asyncio.ensure_future(pending.wait()), asyncio.ensure_future(anext(tracker.outcomes()))]
+        await passing(service, tracker.returned(service.pay("form-1")))
+        await service.clock.advance(5)
+        assert all(each.done() for each in waits)
+        assert [(await each).paid for each in waits] == [True, True]
+
+
 async def test_a_flood_at_once_is_bounded_too(service: FakeService) -> None:
     """While the first is still being written, the others count already; the same id is written once."""
     ledger = HookedLedger(before={"Returned": slowly})

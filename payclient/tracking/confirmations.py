@@ -201,7 +201,10 @@ class Confirmer:
         made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
-                form.record = await self._asks.ledger.get(identifier) or form.record
+                newest = await self._asks.ledger.get(identifier) or form.record
+                if newest.state.decided and newest.version > form.record.version:
+                    self._asks.note_written(newest)  # the write of the answer before seemed to fail
+                form.record = newest
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
             settled = form.record.state in APPROVED or await self._try(form, current)

@@ -330,6 +330,34 @@ async def test_a_number_decides_nothing_for_another_token(service: Accounts, the
         assert (await (await pending_of(tracker)).check()).paid is (ours == "Aceptado")
 
 
+@pytest.mark.parametrize("by_number", [True, False])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("Aceptado", "Pendiente"), ("Cancelado", "Pendiente"), ("Cancelado", "Aceptado")]
+)
+async def test_our_id_without_a_number_decides_nothing_for_another_token(
+    service: Accounts, by_number: bool, theirs: str, ours: str
+) -> None:
+    """Another account's sale has our client transaction id and amount, and its report no transaction id."""
+    assert PROFILE.status is not None
+    status = PROFILE.status if by_number else attrs.evolve(PROFILE.status, by_transaction_id=None)
+    profile = attrs.evolve(PROFILE, status=status)
+    async with under(service, "token-1", profile) as tracker:
+        pending = await tracker.sale(push())
+        service.decide(ours)
+        if ours == "Aceptado":
+            assert (await outcome_of(service, pending)).paid is True
+    other = await another(service, "another-1", "order-17")
+    for number in (1000, 1001):
+        other.decide(theirs, number)
+    other.sales[1001]["transactionId"] = None
+    async with under(other, "token-2", profile) as tracker:
+        await (await pending_of(tracker)).check()
+        await service.clock.advance(700)
+        assert (await pending_of(tracker)).outcome.paid is (True if ours == "Aceptado" else None)
+        error = payclient.AlreadyPaidError if ours == "Aceptado" else payclient.PurchaseOpenError
+        await error_of(error, tracker.sale(push("order-18"), purchase="order-17"))
+
+
 async def test_a_number_corrects_nothing_for_another_token(service: Accounts) -> None:
     """Our sale was cancelled; another account's transaction has its number and amount, and is paid."""
     await sold(service)

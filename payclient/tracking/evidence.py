@@ -247,7 +247,10 @@ class AnswerReader:
         """
         record = self.ask.record
         would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
-        is_tied = record.transaction_id is not None or not record.credentials
+        # A query by client transaction id alone may find another account's: the number in its report ties it.
+        names = report.transaction_id is not None or bool(report.others)
+        is_numbered = names or self.policy.by_transaction_id
+        is_tied = (record.transaction_id is not None and is_numbered) or not record.credentials
         return would_decide and not is_tied and not self._can_see()
 
     def _can_see(self) -> bool:
@@ -277,7 +280,8 @@ class AnswerReader:
         record = self.ask.record
         transaction_id = record.transaction_id or self.query.candidate_id
         # "Not found", and a report that would undo ACCEPTED, count only under a token that can find this attempt.
-        if (report is None or record.state is State.ACCEPTED) and not self._can_see():
+        is_numbered = report is not None and (report.transaction_id is not None or report.others)
+        if (not is_numbered or record.state is State.ACCEPTED) and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.

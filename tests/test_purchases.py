@@ -349,11 +349,11 @@ async def test_an_expired_push_that_nobody_could_query_is_queried_before_another
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
     """Approved or rejected, the notification does not say: only a person can free the purchase, in any process."""
     ledger = MemoryLedger()
-    for answered_before in (True, False):
-        identifier, cart = f"push-{answered_before}", f"cart-{answered_before}"
+    for seconds in (100, 302, 500):  # the last one freed its purchase before the notification came
+        identifier, cart = f"push-{seconds}", f"cart-{seconds}"
         async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
             pending = await tracker.sale(sale(identifier), purchase=cart)
-            await service.clock.advance(100 if answered_before else 302)
+            await service.clock.advance(seconds)
             await tracker.notify(hint(pending.transaction_id or 0, identifier))
             await service.clock.advance(400)
             assert (await pending.wait()).paid is None
@@ -362,7 +362,7 @@ async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(servic
             refused = await error_of(payclient.PurchaseOpenError, tracker.sale(sale("again"), purchase=cart))
             assert refused.pending.client_transaction_id == identifier
             await tracker.resolve(identifier, as_="cancelled", actor="ana", reason="seen in the portal")
-            await tracker.sale(sale(f"again-{answered_before}"), purchase=cart)
+            await tracker.sale(sale(f"again-{seconds}"), purchase=cart)
 
 
 async def test_an_answered_form_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:

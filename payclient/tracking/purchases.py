@@ -10,6 +10,7 @@ import attrs
 from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
 from payclient.ledger.records import may_be_paid, purchase_holder
 from payclient.lifecycle import PAID, Record, State
+from payclient.tracking.followup import customer_acted
 from payclient.tracking.outcomes import Outcome
 from payclient.validation import id_fault, text_fault
 
@@ -73,14 +74,22 @@ def check_purchase(key: str) -> None:
 def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
     """Return the ask that keeps another one of its purchase from being sent.
 
-    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid.
+    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid, or a push
+    that was notified late and cannot be queried.
     """
     records = list(records)
     holder = purchase_holder(records, new)
+    if holder is None and not poller.policy.can_query:
+        holder = next((each for each in records if _was_answered_late(each)), None)
     if holder is None and not new.beside_open_form:
         forms = (each for each in records if each.kind == "form")
         holder = next((each for each in forms if _may_yet_be_paid(poller, each)), None)
     return holder
+
+
+def _was_answered_late(ask: Record) -> bool:
+    """Return whether a push was notified after its expiry had freed its purchase. Only a person finds out more."""
+    return ask.kind == "sale" and ask.state is State.EXPIRED and customer_acted(ask)
 
 
 def _may_yet_be_paid(poller: Poller, form: Record) -> bool:

@@ -33,6 +33,7 @@ from fake_service import (
     tracking,
     unlisted,
 )
+from payclient.events import Evidence
 from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -465,6 +466,24 @@ async def test_a_form_that_no_query_finds_frees_its_purchase(service: FakeServic
             await held_by(tracker, "cart-1")
         else:
             assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+
+
+@pytest.mark.parametrize("profile", [BLIND, payclient.DOCUMENT], ids=["confirmed", "not confirmed"])
+async def test_a_payment_that_is_named_late_holds_its_purchase(
+    service: FakeService, profile: payclient.ServiceProfile
+) -> None:
+    """The form had freed the purchase, and no query tells what became of the payment: a person does, however late."""
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, profile) as tracker:
+        assert (await the_end(service, tracker)).state is State.EXPIRED
+        await service.clock.advance(60)
+        assert (await record_in(service.ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        service.pay("form-1")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(8000)
+        await held_by(tracker, "cart-1")
+        await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="seen in the portal")
+        assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
 
 
 async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(service: FakeService) -> None:

@@ -74,26 +74,29 @@ def check_purchase(key: str) -> None:
 def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
     """Return the ask that keeps another one of its purchase from being sent.
 
-    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid, or a push
-    that was notified late and cannot be queried.
+    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid, or only a
+    person can find out what its customer did.
     """
     records = list(records)
     holder = purchase_holder(records, new)
-    if holder is None and not poller.policy.can_query:
-        holder = next((each for each in records if _was_answered_late(each)), None)
-    if holder is None and not new.beside_open_form:
-        forms = (each for each in records if each.kind == "form")
-        holder = next((each for each in forms if _may_yet_be_paid(poller, each)), None)
+    if holder is None:
+        asks = (each for each in records if each.kind == "sale" or not new.beside_open_form)
+        holder = next((each for each in asks if _may_yet_be_paid(poller, each)), None)
     return holder
 
 
-def _was_answered_late(ask: Record) -> bool:
-    """Return whether a push was notified after its expiry had freed its purchase. Only a person finds out more."""
-    return ask.kind == "sale" and ask.state is State.EXPIRED and customer_acted(ask)
+def _may_yet_be_paid(poller: Poller, ask: Record) -> bool:
+    """Return whether an ask that the ledger does not keep open may yet turn out to be paid.
+
+    Its customer acted, and no query finds it; or it is a form, and queries or confirmations of it go on.
+    """
+    can_query = poller.policy.can_query and poller.policy.follows(ask)
+    if not ask.state.decided and customer_acted(ask) and not can_query:
+        return True
+    return ask.kind == "form" and _is_followed(poller, ask)
 
 
-def _may_yet_be_paid(poller: Poller, form: Record) -> bool:
-    """Return whether a form with dead links may yet turn out to be paid: queries or confirmations of it go on."""
+def _is_followed(poller: Poller, form: Record) -> bool:
     # The service may have confirmed a transaction that was named, and its answer was lost.
     is_named = not form.state.decided and bool(form.candidate_ids)
     is_in_doubt = is_named or (form.state is State.CANCELLED and may_be_paid(form))

@@ -686,6 +686,21 @@ UNDO_UNNUMBERED = attrs.evolve(
 )
 
 
+@pytest.mark.parametrize(("token", "paid"), [("token-2", None), ("token-1", False)])
+async def test_another_account_withdraws_nothing_where_no_status_can_be_queried(
+    service: Accounts, token: str, paid: bool | None
+) -> None:
+    """Its own push of the same id is withdrawn: ours holds its purchase, since its customer may approve it."""
+    profile = attrs.evolve(UNDO, status=None)
+    async with under(service, "token-1", profile) as tracker:
+        await tracker.sale(push())
+    async with under(service, token, profile) as tracker:
+        pending = await pending_of(tracker)
+        assert (await tracker.cancel(pending)).paid is paid
+        if paid is None:
+            await held_by(tracker, "order-17")
+
+
 @pytest.mark.parametrize("profile", [UNDO, UNDO_UNNUMBERED], ids=["both ids", "our id"])
 async def test_another_accounts_not_found_withdraws_no_twin(
     service: Accounts, profile: payclient.ServiceProfile

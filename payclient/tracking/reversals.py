@@ -41,7 +41,7 @@ async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -
     may be older than the reversal, which the service has called done.
     """
     policy, can_see = poller.policy, poller.queries.can_see
-    if policy.can_query and not can_see(record):
+    if not can_see(record):
         return False
     if not policy.by_client_id:
         return True

@@ -424,6 +424,28 @@ async def test_what_is_being_written_is_not_archived(
     assert await beside_a_change(url, change, archive_ledger(url, time.time(), tmp_path / "old.jsonl")) == 0
 
 
+async def test_an_archive_and_a_correction_do_not_wait_for_each_other(
+    url: str, ledger: PostgresLedger, tmp_path: Path
+) -> None:
+    """The archive begins while a batch is under way: of its two changes the first waits for somebody with psql."""
+    first = await brought(ledger, State.PENDING, "order-1")
+    second = await brought(ledger, State.CANCELLED, "order-2")
+    event = FoundCancelled(at=NOW)
+    row = change_row(first, event, advance(first, event))
+    archives = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'ExclusiveLock' AND locktype = 'relation'"
+    async with person(url) as (writer, transaction):
+        await PostgresDatabase(writer, read_statements("postgres.sql")).insert([], [row])
+        correcting = asyncio.gather(
+            ledger.apply(first, event), ledger.apply(second, FoundAccepted(at=NOW, transaction_id=7))
+        )
+        await until(lambda: writer.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+        archiving = asyncio.ensure_future(archive_ledger(url, time.time(), tmp_path / "old.jsonl"))
+        await until(lambda: writer.fetch(archives))
+        await transaction.rollback()
+    assert [each.state for each in await correcting] == [State.CANCELLED, State.ACCEPTED]
+    assert await archiving == 0
+
+
 async def test_processes_that_write_in_another_order(url: str, ledger: PostgresLedger) -> None:
     """Of the same ids asked for in opposite orders each permit goes to one, and nobody waits for nobody."""
     names = [f"order-{number}" for number in range(500)]

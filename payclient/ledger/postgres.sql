@@ -152,9 +152,10 @@ BEGIN
         RAISE EXCEPTION 'synchronous_commit could lose this';
     END IF;
     PERFORM pg_advisory_xact_lock($1);
+    -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
+    -- Without a permit, this locks the table before `changes` is locked, in which order an archive locks them.
+    PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id FOR NO KEY UPDATE;
     IF cardinality($4) > 0 THEN
-        -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
-        PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id FOR NO KEY UPDATE;
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, {permit}, owner, ask)
             SELECT new.*, $1,

@@ -265,6 +265,17 @@ def test_a_report_that_knows_the_customers_by_other_ids_is_a_refusal(
     assert charge(willing, later).code == 0
 
 
+def test_a_row_that_the_report_has_as_not_sent_is_charged(willing: Service, charge: Charge) -> None:
+    """It is another charge of the same customer and amount; the one that is paid was deleted from the file."""
+    [row] = rows_of("unsent", 1)
+    first = charge(willing, [row])
+    [line] = first.report.values()
+    with (first.folder / "report.csv").open("a", newline="") as report:
+        unsent = {"client_transaction_id": "unsent-1", "line": 3, "amount": line["amount"], "currency": "EUR"}
+        csv.DictWriter(report, list(line), restval="").writerow(unsent)
+    assert charge(willing, [row | {"client_transaction_id": "unsent-1"}]).code == 0
+
+
 @pytest.mark.parametrize(("first", "then"), [("0017", "17"), ("17", "0017")])
 def test_lost_zeros_are_refused(willing: Service, charge: Charge, first: str, then: str) -> None:
     """A spreadsheet takes it for a number: under the new id what was paid would be charged again."""

@@ -129,14 +129,15 @@ async def _known(
 async def _renamed(
     book: Ledger, changed: Mapping[str, Charged], known: Container[str], earlier: Mapping[str, Place | None]
 ) -> list[str]:
-    """Return the rows that the ledger lacks, whose charge it has had of late under an id that only the report has."""
+    """Return the rows that are new to both, and whose charge the ledger has had of late by another id of the report."""
     keys = [key for key, place in earlier.items() if place is not None and key not in known]
     recent, since = set[Charged](), time.time() - RECENT
     for begin in range(0, len(keys), CHUNK):
         for record in (await book.get_many(keys[begin : begin + CHUNK])).values():
             if record.created_at > since and record.state.paid is not False:
                 recent.add((record.lane, record.amount, record.currency))
-    return [key for key, charge in changed.items() if charge in recent and key not in known]
+    new = (key for key in changed if key not in known and defuse(key) not in earlier)
+    return [key for key in new if changed[key] in recent]
 
 
 async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
@@ -178,7 +179,7 @@ class Plan:
 
     @property
     def renamed(self) -> list[str]:
-        """Rows to be sent that an earlier report calls paid or open under other ids.
+        """Rows to be sent that an earlier report lacks, and calls paid or open under other ids.
 
         The ids are of another column, or were changed, where all rows of the report that the file lacks are in it on
         the same lines, with the same amounts; or where the ledger has had them of late.
@@ -190,8 +191,10 @@ class Plan:
         }
         gone = [place for place in self.replaced if place is not None]
         keys = [places.get(place) for place in gone]
-        by_lines = [] if None in keys else [key for key in keys if key and key not in self.known.labels]
-        return by_lines or self.known.renamed
+        new = [
+            key for key in keys if key and key not in self.known.labels and defuse(key) not in self.earlier
+        ]
+        return (new if None not in keys else []) or self.known.renamed
 
     @property
     def replaced(self) -> Sequence[Place | None]:

@@ -57,6 +57,9 @@ _SWALLOWED = "has a cell that holds other lines: is a quote not closed?"
 #: A number, perhaps with the sign of a currency.
 _AMOUNT = re.compile(r"\D{0,4}[0-9][0-9.,]*\D{0,4}")
 
+#: An amount or a phone, which may be parted by blanks and dashes.
+_FIGURES = re.compile(r"\D{0,4}[0-9][0-9., ()-]*\D{0,4}")
+
 #: Functions that have another value when the file is opened again.
 _VOLATILE = re.compile(r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\(")
 
@@ -202,14 +205,18 @@ def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int
     return row, known[row], filled[row]
 
 
+def _places(names: Sequence[Any], form: Layout, fields: frozenset[str]) -> list[int]:
+    """Return the places of the columns that have any of these fields."""
+    return [place for place, name in enumerate(names) if fields.intersection(form.fields_of(str(name)))]
+
+
 def _check_above(above: Sequence[Sequence[Any]], names: Sequence[Any], form: Layout) -> None:
     """Raise `InvalidRequestError` where a line above the header is a row: sorted with the rows, a header hides some.
 
     A row has digits in its ids and its phone, which a title or a total has not.
     """
-    fields = [{*form.fields_of(str(name))} for name in names]
-    ids = [place for place, found in enumerate(fields) if found & {KEY, "transaction_id", "phone_number"}]
-    amounts = [place for place, found in enumerate(fields) if found & AMOUNTS]
+    ids = _places(names, form, frozenset({KEY, "transaction_id", "phone_number"}))
+    amounts = _places(names, form, AMOUNTS)
     for line, cells in enumerate(above if form.header_row is None and ids else (), 1):
         texts = [*map(str, cells), *[""] * len(names)]
         has_ids = all(re.search("[0-9]", texts[place]) for place in ids)
@@ -238,12 +245,14 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
+    numbers = _places(names, form, AMOUNTS | {"phone_number"})
     rows: list[Row] = []
     while True:
         line = reader.line_num + begin
         try:
             cells = next(reader)
-            rows.append(Row(line, names, cells, _SWALLOWED if _has_swallowed(cells, delimiter) else None))
+            is_wrong = _has_swallowed(cells, delimiter, numbers)
+            rows.append(Row(line, names, cells, _SWALLOWED if is_wrong else None))
         except StopIteration:
             break
         except csv.Error:
@@ -261,15 +270,23 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     )
 
 
-def _has_swallowed(cells: Sequence[str], delimiter: str) -> bool:
-    """Return whether a cell holds as many delimiters in each of its lines as the end, and the begin, of rows have."""
-    between = len(cells) - 1
-    return any(
-        [line.count(delimiter) for line in each.split("\n")]
-        == [between - place, *[between] * (each.count("\n") - 1), place]
-        for place, each in enumerate(cells)
-        if "\n" in each
-    )
+def _has_swallowed(cells: Sequence[str], delimiter: str, numbers: Sequence[int]) -> bool:
+    """Return whether a cell has as many delimiters in each of its lines as the end, and the begin, of rows have.
+
+    In an address with as many, what stands where rows have their `numbers` is no number.
+    """
+    for place, cell in [(place, each) for place, each in enumerate(cells) if "\n" in each]:
+        lines = [(0, line.split(delimiter)) for line in cell.split("\n")]
+        lines[0] = place, lines[0][1]
+        ends = [begin + len(texts) for begin, texts in lines]
+        if ends == [*[len(cells)] * (len(lines) - 1), place + 1]:
+            found = (
+                [texts[each - begin] for each in numbers if begin <= each < end]
+                for (begin, texts), end in zip(lines, ends, strict=True)
+            )
+            if all(not texts or any(map(_FIGURES.fullmatch, texts)) for texts in found):
+                return True
+    return False
 
 
 def _header_cells(lines: Sequence[str], delimiter: str) -> list[str]:

@@ -22,7 +22,16 @@ from asyncpg.transaction import Transaction
 from cutting_proxy import PostgresProxy
 from fake_service import error_of
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
-from payclient.events import Exhausted, FoundAccepted, FoundCancelled, Notified, NotSent, Prepared, Returned
+from payclient.events import (
+    Exhausted,
+    FoundAccepted,
+    FoundCancelled,
+    Lost,
+    Notified,
+    NotSent,
+    Prepared,
+    Returned,
+)
 from payclient.ledger import Ledger, PurchaseHeldError, Shared, archive_ledger, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
@@ -1045,6 +1054,33 @@ async def test_look_ups_use_an_index_though_nothing_is_there_yet(postgres: Postg
         SELECT count(*), (SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE schemaname = 'payclient') FROM found
     """
     assert await postgres.execute(database, read) == [(0, 0)]
+
+
+async def test_writes_use_an_index_though_nothing_was_there(
+    url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
+) -> None:
+    """Their plan is kept while the tables grow."""
+    rows = """DO $$ BEGIN
+        SET LOCAL session_replication_role = replica;
+        INSERT INTO payclient.attempts
+        SELECT n, 1, 1150, 0, NULL, 1, 1, false, 'row-' || n, 'sale', '', '', '', 'USD', 'row-' || n
+        FROM generate_series(1000001, 1002000) AS n;
+    END $$"""
+    read = "SELECT sum(idx_tup_fetch + seq_tup_read)::int FROM pg_stat_xact_user_tables WHERE schemaname = 'payclient'"
+    await postgres.execute(database, "VACUUM ANALYZE")
+    async with person(url) as (writer, _):
+        written = PostgresDatabase(writer, read_statements("postgres.sql"))
+
+        async def count_read(name: str) -> int:
+            before, record = await writer.fetchval(read), fresh(name)
+            lost = Lost(at=NOW, expires_at=NOW)
+            await written.insert([permit_row(record)], [])
+            await written.insert([], [change_row(record, lost, advance(record, lost))])
+            return int(await writer.fetchval(read) - before)
+
+        await count_read("first")
+        await postgres.execute(database, rows)
+        assert await count_read("second") < 100
 
 
 async def test_who_looks_for_payments_beside_another_reads_the_changes_of_one_purchase(

@@ -153,8 +153,9 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock($1);
     -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
-    -- Without a permit, this locks the table before `changes` is locked, in which order an archive locks them.
-    PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id FOR NO KEY UPDATE;
+    -- Without a permit, this locks the table before `changes` is locked, in which order an archive locks them. By `+ 0`
+    -- no plan reads all attempts in the order of their ids; nor does one below, where NOT EXISTS would be a join.
+    PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id + 0 FOR NO KEY UPDATE;
     IF cardinality($4) > 0 THEN
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, {permit}, owner, ask)
@@ -168,16 +169,16 @@ BEGIN
             WHERE (new.attempt = 1 OR EXISTS (
                 SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
                     AND r.attempt = new.attempt - 1 AND r.state = 'refused'
-            )) AND NOT EXISTS (
-                SELECT FROM payclient.archived
-                WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
-            ) AND NOT EXISTS (
-                SELECT FROM payclient.live_records
-                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
-            ) AND NOT EXISTS (
-                SELECT FROM payclient.archived_records
-                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
-            )
+            )) AND (
+                SELECT true FROM payclient.archived
+                WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt LIMIT 1
+            ) IS NULL AND (
+                SELECT true FROM payclient.live_records
+                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds} LIMIT 1
+            ) IS NULL AND (
+                SELECT true FROM payclient.archived_records
+                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds} LIMIT 1
+            ) IS NULL
             ORDER BY new.purchase, new.client_transaction_id
             ON CONFLICT DO NOTHING RETURNING a.id, a.client_transaction_id
         ), opened AS (

@@ -110,7 +110,7 @@ class OpenAsks:
         #: Called with each form once it is decided: its links are dead.
         self.on_form_decided: list[Callable[[Record], object]] = []
         #: Called with a form whose Prepare's end was written after a transaction had been named to it.
-        self.on_form_named: Callable[[Record], object] | None = None
+        self.on_form_named: Callable[[Record], object] = lambda record: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open: bool = False
         self.closed: bool = False
@@ -338,7 +338,7 @@ class OpenAsks:
         and a decided form its links.
         """
         was_sending = before is not None and before.state is State.SENDING
-        if was_sending and record.kind == "form" and record.candidate_ids and self.on_form_named is not None:
+        if was_sending and record.kind == "form" and record.candidate_ids:
             self.on_form_named(record)
         if record.state.decided:
             self.touch()

@@ -93,16 +93,19 @@ def test_a_variant_takes_what_the_shipped_function_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "first"),
     [
-        "no permit", "resend after crash", "expiry says unpaid", "guard outside the permit",
-        "forms are forgotten", "an earlier attempt decides",
+        ("no permit", 0), ("resend after crash", 0), ("expiry says unpaid", 0), ("guard outside the permit", 0),
+        ("forms are forgotten", 220), ("an earlier attempt decides", 330),
     ],
 )  # fmt: skip
-def test_broken_code_is_seen(name: str) -> None:
-    """By a seed in which the shipped code keeps its promises; `--variants` tries every one of `VARIANTS`."""
+def test_broken_code_is_seen(name: str, first: int) -> None:
+    """By a seed in which the shipped code keeps its promises; `--variants` tries every one of `VARIANTS`.
+
+    `first`: of those seeds, to save the time of many that see nothing.
+    """
     kinds = VARIANTS[name].kinds
     with broken(name):
-        seed = next((seed for seed in range(400) if run(seed, kinds).violations), None)
+        seed = next((seed for seed in range(first, first + 400) if run(seed, kinds).violations), None)
     assert seed is not None
     assert not run(seed, kinds).violations

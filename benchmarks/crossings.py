@@ -82,7 +82,7 @@ async def main() -> bool:
         found = {}
         with traced(found):
             await tracker.notify(hint)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)  # before dead links of forms are looked for again
         assert sale.outcome.paid is True
         good &= show("a notification up to the decision", found)
 

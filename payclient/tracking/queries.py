@@ -25,7 +25,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Evidence, Exhausted, FoundAccepted, Lost
+from payclient.events import Conflicted, Evidence, Exhausted, FoundAccepted, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.logs import tracker_log as log
@@ -104,7 +104,9 @@ class StatusQueries:
         if report is None:
             reading = self._reader(ask, query).not_found()
         else:
-            waits = self._poller.confirmer.awaits_confirmation(ask.record, report)
+            waits = ask.record.kind == "form" and self._poller.confirmer.awaits_confirmation(
+                ask.record, report
+            )
             if waits:
                 report = attrs.evolve(report, state="Pendiente")
             reading = self._reader(ask, query).report(report)
@@ -206,8 +208,9 @@ class StatusQueries:
         record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
+        is_conflict = any(isinstance(each, Conflicted) for each in reading.events)
         try:
-            if await is_noted(self._asks.ledger, record, reading.events):
+            if is_conflict and await is_noted(self._asks.ledger, record, reading.events):
                 return True
         except LedgerError as error:  # query it once more, as after a write that failed
             ask.failures += 1

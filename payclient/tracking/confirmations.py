@@ -255,7 +255,7 @@ class Confirmer:
         first = None if current.transaction_id is None else form.begin_in_doubt(self._clock.monotonic())
         if first is None or first is current:
             return current
-        first.tries += 1
+        first.tries, first.on_record = first.tries + 1, True
         return first
 
     def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:

@@ -273,7 +273,7 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
 def _has_swallowed(cells: Sequence[str], delimiter: str, numbers: Sequence[int]) -> bool:
     """Return whether a cell has as many delimiters in each of its lines as the end, and the begin, of rows have.
 
-    In an address with as many, what stands where rows have their `numbers` is no number.
+    An address may have as many. Then it has no number where a row has one, in the columns `numbers`.
     """
     for place, cell in [(place, each) for place, each in enumerate(cells) if "\n" in each]:
         lines = [(0, line.split(delimiter)) for line in cell.split("\n")]

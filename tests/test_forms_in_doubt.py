@@ -686,9 +686,8 @@ async def test_of_two_forms_paid_and_not_confirmed_the_first_is(service: FakeSer
         assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
 
 
-async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(service: FakeService) -> None:
-    """Only a query has found it; the return of the other form did not meet it in the ledger. Both answers are lost."""
-    ledger = HookedLedger(before={"FoundPending": once(disk_full)})
+def lose_confirmations(service: FakeService) -> None:
+    """The first is lost on its way, the answers to the next four are; the service carries those out."""
     confirm, calls = service.confirm, count(1)
 
     def losing(body: dict[str, object]) -> HttpResponse:
@@ -696,10 +695,17 @@ async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(servic
         said = reset() if number == 1 else confirm(body)
         return reset() if number < 6 else said
 
+    service.confirm = losing  # type: ignore[method-assign]
+
+
+async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(service: FakeService) -> None:
+    """Only a query has found it; the return of the other form did not meet it in the ledger. Both answers are lost."""
+    ledger = HookedLedger(before={"FoundPending": once(disk_full)})
+
     async with prepared(service, ledger=ledger) as tracker:
         await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
         await tracker.prepare(form("form-2"), purchase="cart-1")
-        service.confirm = losing  # type: ignore[method-assign]  # carried out from the second time on
+        lose_confirmations(service)
         service.pay("form-2", 5002)
         await (await pending_of(tracker, "form-2")).check()
         await passing(service, tracker.returned(service.pay("form-1", 5001)))
@@ -713,17 +719,11 @@ async def test_a_return_that_could_not_be_written_is_not_the_first(service: Fake
     """The return of the other form did not meet it in the ledger. Both are confirmed, and the answers are lost."""
     failures: list[Callable[[], None]] = []
     ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
-    confirm, calls = service.confirm, count(1)
-
-    def losing(body: dict[str, object]) -> HttpResponse:
-        number = next(calls)
-        said = reset() if number == 1 else confirm(body)
-        return reset() if number < 6 else said
 
     async with prepared(service, ledger=ledger) as tracker:
         await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
         await tracker.prepare(form("form-2"), purchase="cart-1")
-        service.confirm = losing  # type: ignore[method-assign]  # carried out from the second time on
+        lose_confirmations(service)
         failures += [disk_full] * 2
         await error_of(payclient.LedgerUnavailableError, tracker.returned(service.pay("form-2", 5002)))
         await service.clock.advance(0.1)

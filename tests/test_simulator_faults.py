@@ -197,6 +197,7 @@ async def test_a_restart_breaks_what_is_in_flight(service: Simulator, tracker: T
     service.fail_next(Fault("stall", when="after"))
     sending = asyncio.create_task(tracker.sale(request()))
     await until(lambda: service.counts.created)
+    assert (service.log[-1].fault, service.log[-1].status) == ("stall", None)
     await service.restart(down=0.01)
     await assert_found_and_paid(service, await sending)
 

@@ -53,12 +53,6 @@ class MerchantApi:
         self._books = books
         self._notifications = notifications
         self._queries: deque[float] = deque()  # when the last minute's were answered
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """End the requests that stall."""
-        self._stopping.set()
-        self._stopping = asyncio.Event()
 
     def routes(self) -> Iterator[Route]:
         settings = self._books.settings
@@ -98,7 +92,10 @@ class MerchantApi:
             fault=fault and fault.kind,
         )
         if response is None:
-            return web.Response(status=500)  # the connection is closed already
+            if fault is not None and fault.kind == "stall":
+                await asyncio.Event().wait()  # until the service closes
+            _reset(request.transport)
+            return web.Response(status=500)  # nothing sends it any more
         if self._books.settings.cors and not response.prepared:
             response.headers.update(_CORS)
         return response
@@ -199,9 +196,6 @@ class MerchantApi:
                     await self._notifications.delivered(sale)
                 return answer
             case "stall" | "reset":
-                if fault.kind == "stall":
-                    await self._stopping.wait()
-                _reset(request.transport)
                 return None
             case "cut":
                 return await _cut(request, answer)

@@ -82,7 +82,6 @@ class Simulator(Books):
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
-        self._merchant_api.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         for task in self._serving:
@@ -136,7 +135,6 @@ class Simulator(Books):
         if self._runner is None:
             raise RuntimeError("the Simulator does not listen")
         runner, self._runner = self._runner, None
-        self._merchant_api.stop()
         for site in list(runner.sites):
             await site.stop()
         for connection in runner.server.connections if runner.server is not None else ():

@@ -63,18 +63,14 @@ def external_notification(transaction: Transaction, books: Books) -> Mapping[str
 def _full_status(transaction: Transaction, books: Books, state: str, language: Language) -> dict[str, object]:
     settings, how = books.settings, transaction.how
     texts = {
-        "document": transaction.texts.get("documentId"),
-        "optionalParameter3": transaction.texts.get("optionalParameter"),
+        "document": transaction.texts.get("documentId", ""),
+        "optionalParameter3": transaction.texts.get("optionalParameter", ""),
         **transaction.texts,
+        "phoneNumber": transaction.texts.get("phoneNumber", "").removeprefix("+"),
     }
-    if phone := texts.get("phoneNumber"):
-        texts["phoneNumber"] = phone.removeprefix("+")
-    repeated = {name: texts.get(name) for name in _REPEATED}
     why = transaction.reversal or transaction.reason or how or ""
     is_explained = state == CANCELLED and why in MESSAGE_CODES
     shows_card = how not in (None, "expired", "cancelled")
-    # The request's own values replace those of the simulated card.
-    given = {name: value for name, value in repeated.items() if value is not None}
     date = books.local_time(transaction.decided_at or transaction.created_at)
     return {
         "transactionId": transaction.transaction_id,
@@ -83,9 +79,10 @@ def _full_status(transaction: Transaction, books: Books, state: str, language: L
         "currency": transaction.currency,
         settings.state_field: settings.state_words.get(state, state),
         "statusCode": _STATUS_CODES[state],
-        **repeated,
         **_SHOP,
-        **(_CARD | given if shows_card else {}),
+        **(_CARD if shows_card else {}),
+        # The request's own values replace those of the simulated card.
+        **{name: texts[name] for name in _REPEATED if texts.get(name)},
         "authorizationCode": f"W{transaction.transaction_id}" if shows_card else None,
         "message": say(why, language) if is_explained else None,
         "messageCode": MESSAGE_CODES[why] if is_explained else 0,

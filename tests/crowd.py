@@ -18,11 +18,10 @@ from itertools import pairwise
 import attrs
 
 import payclient
-from fake_service import PROFILE, answer
+from fake_service import PROFILE, answer, tracking
 from fake_service import sale as push
 from payclient.ledger import Ledger
-from payclient.ledger.memory import MemoryLedger
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock, in_virtual_time
 from virtual_loop import run as run_in_virtual_time
 
@@ -62,6 +61,9 @@ class Service:
 
     Each query is answered by `trouble`, and as it should where that gives None. `undecided`: nobody ever answers.
     """
+
+    clock = VirtualClock()
+    ledger: Ledger
 
     def __init__(
         self, trouble: Trouble | None = None, *, undecided: bool = False, seed: int = 11, loses: float = 0.0
@@ -146,26 +148,6 @@ def limited(retry_after: str | None = None) -> HttpResponse:
     return HttpResponse(429, {} if retry_after is None else {"Retry-After": retry_after}, b"{}")
 
 
-def tracking(
-    service: Service,
-    *,
-    ledger: Ledger | None = None,
-    profile: payclient.ServiceProfile = PROFILE,
-    status: payclient.StatusSource | None = None,
-    schedule: payclient.Schedule | None = None,
-    transport: Transport | None = None,
-    token: Callable[[], Awaitable[str]] | None = None,
-) -> payclient.Tracker:
-    """A tracker over this service, or over what stands in front of it."""
-    session = payclient.PaySession(
-        "https://pay.example", token or "token", profile=profile, transport=transport or service
-    )
-    return payclient.Tracker(
-        session, MemoryLedger() if ledger is None else ledger, status=status, schedule=schedule,
-        clock=VirtualClock(),
-    )  # fmt: skip
-
-
 def now() -> float:
     """The loop's time."""
     return asyncio.get_running_loop().time()
@@ -199,8 +181,7 @@ async def notify(tracker: payclient.Tracker, number: int, identifier: str) -> No
 async def _run(sales: int, seed: int) -> Result:
     service = Service(moody(seed), seed=seed, loses=0.01)
     outcomes: dict[str, payclient.Outcome] = {}
-    tracker = tracking(service)
-    async with tracker:
+    async with tracking(service) as tracker:
         hints: set[asyncio.Task[None]] = set()
 
         def answered(number: int, identifier: str) -> None:

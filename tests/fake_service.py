@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
 import payclient
 from manual_clock import ManualClock
+from payclient.clock import Clock
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -199,9 +200,19 @@ class FakeService:
         return answer(200, found)
 
 
+class Tracked(Protocol):
+    """A service with a clock; `ledger` is that of the tracker over it."""
+
+    ledger: Ledger
+
+    @property
+    def clock(self) -> Clock: ...
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None, /) -> HttpResponse: ...
+
+
 @asynccontextmanager
 async def tracking(
-    service: FakeService,
+    service: Tracked,
     ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     status: payclient.StatusSource | None = None,

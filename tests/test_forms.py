@@ -14,7 +14,6 @@ import pytest
 
 import payclient
 from crowd import in_virtual_time
-from crowd import tracking as crowding
 from fake_ledgers import FailingLedger, HookedSharedLedger, SharedLedger
 from fake_service import (
     LINKS,
@@ -455,16 +454,16 @@ async def assert_paid(tracker: payclient.Tracker, form: payclient.PaymentForm) -
 async def test_a_paid_cart_gets_no_other_form(age: float) -> None:
     """In the same process, after a restart, and in another one over the same ledger."""
     service, ledger = Shop(), SharedLedger()
-    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
         form = await tracker.live_form("cart", request)
         assert await tracker.live_form("cart", request) is form
         assert (await tracker.returned(back_of(service, form))).paid is True
         await asyncio.sleep(age)
         await assert_paid(tracker, form)
-        async with crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+        async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
             await assert_paid(other, form)
             await other.live_form("other cart", request)
-    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
         await assert_paid(tracker, form)
     assert len(service.forms) == 2
 
@@ -474,19 +473,19 @@ async def test_a_form_that_came_back_undecided_forbids_another() -> None:
     """No confirmation comes through: nobody knows, so that none is prepared here, elsewhere or after a restart."""
     service, ledger = Shop(), SharedLedger()
     service.silent = True
-    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
         form = await tracker.live_form("cart", request)
         assert (await tracker.returned(back_of(service, form))).paid is None
         # Its links live, and it is not handed out again: it may be paid.
         await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
         await asyncio.sleep(541.0)  # its margin begins
-        async with crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+        async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
             for each in (tracker, other):
                 error = await error_of(payclient.PurchaseOpenError, each.live_form("cart", request))
                 assert error.pending.client_transaction_id == form.client_transaction_id
                 assert error.until > error.pending.expires_at
                 assert pickle.loads(pickle.dumps(error)).until == error.until  # noqa: S301 - our own
-    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
         await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
     assert len(service.forms) == 1
 
@@ -495,7 +494,7 @@ async def test_a_form_that_came_back_undecided_forbids_another() -> None:
 async def test_an_older_generation_counts() -> None:
     """The last of one key is live as the first is paid after all, though its links are dead."""
     service, ledger = Shop(), MemoryLedger()
-    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
         forms = []
         for _ in range(3):
             forms.append(await tracker.live_form("cart", request))
@@ -512,8 +511,8 @@ async def test_workers_that_ask_at_once_get_one_form() -> None:
     """The ones that lose its permit wait for its links, which the ledger keeps while they live."""
     service, ledger = Shop(), SharedLedger()
     async with (
-        crowding(service, ledger=ledger, profile=FORMS) as one,
-        crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
+        tracking(service, ledger=ledger, profile=FORMS) as one,
+        tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
     ):
         forms = await asyncio.gather(*(each.live_form("cart", request) for each in (one, other) * 3))
         assert len({(form.client_transaction_id, form.card.url) for form in forms}) == 1
@@ -530,8 +529,8 @@ async def test_no_worker_hands_out_a_form_before_it_counts_as_prepared() -> None
     gate = Gate()
     ledger = HookedSharedLedger(before={"Prepared": gate})
     async with (
-        crowding(Shop(), ledger=ledger, profile=FORMS) as one,
-        crowding(Shop(), ledger=SharedLedger(ledger), profile=FORMS) as other,
+        tracking(Shop(), ledger=ledger, profile=FORMS) as one,
+        tracking(Shop(), ledger=SharedLedger(ledger), profile=FORMS) as other,
     ):
         preparing = asyncio.ensure_future(one.live_form("cart", request))
         await gate.there.wait()
@@ -547,7 +546,7 @@ async def test_no_worker_hands_out_a_form_before_it_counts_as_prepared() -> None
 async def test_a_form_that_another_process_never_prepares_is_not_waited_for_without_end() -> None:
     """Stopped between its permit and its links: whoever asks hears within the total time-out that a form is open."""
     ledger = SharedLedger()
-    async with crowding(Shop(), ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(Shop(), ledger=ledger, profile=FORMS) as tracker:
         begun = tracker.clock.time()
         record = Record(
             client_transaction_id="cart-1", kind="form", purchase="cart", created_at=begun, links_dead_at=begun + 1300,
@@ -579,7 +578,7 @@ async def test_the_links_of_a_decided_form_are_deleted(by: str) -> None:
     else:
         assert FORMS.status is not None
         profile = attrs.evolve(FORMS, status=attrs.evolve(FORMS.status, by_client_transaction_id=None))
-    async with crowding(service, ledger=ledger, profile=profile) as tracker:
+    async with tracking(service, ledger=ledger, profile=profile) as tracker:
         form = await tracker.live_form("cart", request)
         await asyncio.sleep(1)
         assert ledger.until is not None
@@ -596,7 +595,7 @@ async def test_the_links_of_a_decided_form_are_deleted(by: str) -> None:
 async def test_many_forms_cost_few_deletions_of_links() -> None:
     """Each deletion looks at all links that are kept, in the one writer of a ledger."""
     ledger = Dropping()
-    async with crowding(Shop(), ledger=ledger, profile=FORMS) as tracker:
+    async with tracking(Shop(), ledger=ledger, profile=FORMS) as tracker:
         for number in range(100):
             await tracker.prepare(request(f"form-{number}"))
             await asyncio.sleep(0.01)

@@ -16,7 +16,6 @@ import pytest
 
 import payclient
 from crowd import Service, in_virtual_time, now
-from crowd import tracking as crowding
 from cutting_proxy import PostgresProxy
 from fake_ledgers import HookedSharedLedger, SharedLedger, Woken, disk_full, once
 from fake_service import (
@@ -320,7 +319,7 @@ async def test_what_another_follows_is_forgotten_where_nobody_waits() -> None:
     """A page of this process showed it, which hears nothing of its end: it does not count as open for weeks."""
     ledger = SharedLedger()
     deaf = DeafLedger(ledger)
-    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+    async with tracking(Service(), ledger=ledger) as one, tracking(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         assert len([await pending_of(other), *other.open_sales()]) == 2
         await pending.wait()
@@ -334,7 +333,7 @@ async def test_what_another_decided_is_found_though_nothing_was_heard_of_it() ->
     """A page of this process showed it open; what is asked for anew is what the ledger says."""
     ledger = SharedLedger()
     deaf = DeafLedger(ledger)
-    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+    async with tracking(Service(), ledger=ledger) as one, tracking(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         assert (await pending_of(other)).state is State.PENDING
         await pending.wait()
@@ -346,7 +345,7 @@ async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_
     """The handle is older than the decision; the ledger is read before anything is waited for."""
     ledger = SharedLedger()
     deaf = DeafLedger(ledger)
-    async with crowding(Service(), ledger=ledger) as one, crowding(Service(), ledger=deaf) as other:
+    async with tracking(Service(), ledger=ledger) as one, tracking(Service(), ledger=deaf) as other:
         pending = await one.sale(sale())
         handle = await pending_of(other)
         await pending.wait()
@@ -408,8 +407,8 @@ async def test_the_last_query_of_another_process_ends_the_wait_here() -> None:
     ledger = SharedLedger()
     service = Service(undecided=True)
     async with (
-        crowding(service, ledger=ledger) as one,
-        crowding(service, ledger=SharedLedger(ledger)) as other,
+        tracking(service, ledger=ledger) as one,
+        tracking(service, ledger=SharedLedger(ledger)) as other,
     ):
         pending = await one.sale(sale())
         waiting = asyncio.ensure_future((await pending_of(other)).wait())
@@ -431,7 +430,7 @@ async def test_a_wait_that_begins_as_its_ask_is_forgotten_ends(monkeypatch: pyte
         return found
 
     service = Service(undecided=True)
-    async with crowding(service, ledger=ledger) as one, crowding(service, ledger=deaf) as other:
+    async with tracking(service, ledger=ledger) as one, tracking(service, ledger=deaf) as other:
         await one.sale(sale())
         pending = await pending_of(other)
         await asyncio.sleep(600)
@@ -462,7 +461,7 @@ async def test_what_another_sent_and_was_not_sent_is_sent_though_nothing_was_hea
 async def test_a_form_whose_end_was_never_written_is_unknown_once_nobody_can_be_sending_it() -> None:
     """This process holds it, and sends it no more: somebody cancelled all tasks, say."""
     ledger = SharedLedger()
-    async with crowding(Service(), ledger=ledger) as tracker:
+    async with tracking(Service(), ledger=ledger) as tracker:
         now = tracker.clock.time()
         await ledger.permit(
             Record(client_transaction_id="form-1", kind="form", created_at=now, links_dead_at=now + 1300)
@@ -481,7 +480,7 @@ async def test_what_is_being_sent_is_not_taken_for_what_a_crash_left() -> None:
         await asyncio.sleep(5)
         return response
 
-    async with crowding(service, ledger=ledger, transport=slow) as tracker:
+    async with tracking(service, ledger=ledger, transport=slow) as tracker:
         sending = asyncio.ensure_future(tracker.sale(sale()))
         await asyncio.sleep(4)
         assert (await record_in(ledger)).state is State.SENDING
@@ -493,7 +492,7 @@ async def test_what_had_its_last_look_is_held_for_a_year(monkeypatch: pytest.Mon
     """A notification may come yet; until then no process has to claim it every day."""
     ledger = SharedLedger()
     monkeypatch.setattr(leases, "RENEW", 600.0)
-    async with crowding(Service(undecided=True), ledger=ledger) as tracker:
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
         await tracker.sale(sale())
         await asyncio.sleep(7 * 86400)
         assert ledger.holders["order-17"][1] > 300 * 86400
@@ -521,7 +520,7 @@ async def test_whose_lease_was_taken_leaves_the_queries_to_who_has_it(
     """This process stood still, and what it waits for has another to follow it: for half an hour it queries nothing."""
     ledger, service = SharedLedger(), Service(undecided=True)
     monkeypatch.setattr(leases, "COMPARE_ROUNDS", 10**6)
-    async with crowding(service, ledger=ledger) as tracker:
+    async with tracking(service, ledger=ledger) as tracker:
         waiting = asyncio.ensure_future((await tracker.sale(sale())).wait())
         ledger.holders["order-17"] = (object(), math.inf)
         await asyncio.sleep(1)
@@ -548,8 +547,8 @@ async def test_who_has_no_answer_leaves_what_it_holds_to_others(
         raise ConnectionResetError
 
     async with (
-        crowding(service, ledger=ledger, transport=cut_off) as one,
-        crowding(service, ledger=SharedLedger(ledger)) as other,
+        tracking(service, ledger=ledger, transport=cut_off) as one,
+        tracking(service, ledger=SharedLedger(ledger)) as other,
     ):
         await one.sale(sale())
         service.truth["order-17"] = (now() + 20, "Aceptado")
@@ -739,7 +738,7 @@ async def test_a_round_that_the_ledger_did_not_let_end_is_made_again_soon(
 
     monkeypatch.setattr(ledger, "claim_due", claims)
     monkeypatch.setattr(ledger, "renew", renews)
-    async with crowding(Service(), ledger=ledger):
+    async with tracking(Service(), ledger=ledger):
         await asyncio.sleep(15)
     assert [round(each - times[0]) for each in times] == [0, 2, 2, 12, 14, 14]
 

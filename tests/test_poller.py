@@ -15,7 +15,6 @@ import pytest
 import crowd
 import payclient
 from crowd import Service, hint, in_virtual_time, now, push, pushed, waited
-from crowd import tracking as crowding
 from fake_ledgers import HookedLedger, HookedSharedLedger, SharedLedger, disk_full, once
 from fake_service import (
     PROFILE,
@@ -64,7 +63,7 @@ async def test_notifications_that_die_are_survived() -> None:
     alive, dead, later = 120, 50, 130
     delays: dict[int, float] = {}
     service = Service(seed=3)
-    async with crowding(service) as tracker:
+    async with tracking(service) as tracker:
 
         def notify(number: int, identifier: str) -> None:
             if number <= alive:
@@ -92,7 +91,7 @@ async def test_notifications_that_die_are_survived() -> None:
 async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
     """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
     service = Service(seed=5)
-    async with crowding(service, profile=attrs.evolve(crowd.PROFILE, queries_per_minute=30.0)) as tracker:
+    async with tracking(service, profile=attrs.evolve(crowd.PROFILE, queries_per_minute=30.0)) as tracker:
         pendings = await pushed(tracker, 60)
         await asyncio.sleep(20.0)
         one, began = pendings[40], now()
@@ -110,7 +109,7 @@ async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None
 async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
     """However many come at once, and whether others came before: half a gap to one and a half after the permit."""
     service = Service(undecided=True)
-    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
+    async with tracking(service, schedule=payclient.Fixed(8.0)) as tracker:
         permits: dict[str, float] = {}
         for number in range(400):
             permits[f"order-{number}"] = now()
@@ -131,7 +130,7 @@ async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.M
     """What is due is looked at while they are planned, however many there are."""
     monkeypatch.setattr(poller, "PER_TURN", 3)
     service = Service(undecided=True)
-    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
+    async with tracking(service, schedule=payclient.Fixed(8.0)) as tracker:
         await tracker.sale(push("order-1"))
         await asyncio.sleep(3.0)
         await asyncio.gather(*(tracker.sale(push(f"new-{number}")) for number in range(200)))
@@ -242,7 +241,7 @@ async def test_a_schedule_may_change() -> None:
             return self.seconds * part
 
     service, schedule = Service(undecided=True), Changing()
-    async with crowding(service, schedule=schedule) as tracker:
+    async with tracking(service, schedule=schedule) as tracker:
         schedule.seconds = 2.0
         await tracker.sale(push("order-1"))
         await asyncio.sleep(4.0)
@@ -253,7 +252,7 @@ async def test_a_schedule_may_change() -> None:
 async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
     """By the routine, a notification, and those who check, all together; the chase after a notification aside."""
     service = Service(undecided=True)
-    async with crowding(service, schedule=payclient.Fixed(0.01)) as tracker:
+    async with tracking(service, schedule=payclient.Fixed(0.01)) as tracker:
         pending = await tracker.sale(push("order-1"))
         for _ in range(100):
             await asyncio.sleep(0.1)
@@ -267,7 +266,7 @@ async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
 async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
     for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd(), OddFixed()):
-        async with crowding(Service(seed=1), schedule=odd) as tracker:
+        async with tracking(Service(seed=1), schedule=odd) as tracker:
             pending = await tracker.sale(push("order-1"))
             assert (await pending.wait()).paid is not None
     assert "the schedule failed: ValueError" in caplog.text
@@ -286,7 +285,7 @@ async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
         writing -= 1
 
     slow = HookedLedger(before={"Expired": slowly})
-    async with crowding(Service(), ledger=slow, profile=payclient.DOCUMENT) as tracker:
+    async with tracking(Service(), ledger=slow, profile=payclient.DOCUMENT) as tracker:
         pendings = await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in range(700)))
         outcomes = await waited(pendings)
     assert {outcome.state for outcome in outcomes} == {State.EXPIRED}

@@ -213,11 +213,11 @@ async def paced(rows: int, rate: float, queries_per_minute: float | None, longes
         took = now()
     creation = (rows - 1) / rate
     lane = max(customers.lanes.values())
-    asked = 0.0 if queries_per_minute is None else len(customers.made) / queries_per_minute * 60
+    asked = 0.0 if queries_per_minute is None else len(customers.queried_at) / queries_per_minute * 60
     bound = max(creation, lane, asked)
     print(
         f"      {name}: {took:.0f} s; creating takes {creation:.0f} s, the longest lane {lane:.0f} s, "
-        f"{len(customers.made) / rows:.1f} queries a sale {asked:.0f} s; {dict(paid)}"
+        f"{len(customers.queried_at) / rows:.1f} queries a sale {asked:.0f} s; {dict(paid)}"
     )
     row(f"batch of {rows} rows, {rate:g} a second, {name}", took / bound, 1.05, "max of its three bounds")
     row(f"2061 of our own making, {name}", customers.busy, 0, "none", unit=" ")

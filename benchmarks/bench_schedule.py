@@ -153,7 +153,7 @@ class Customers(Service):
 
     def mean_queries(self, first: int = 1) -> float:
         """Of the sales from this number on."""
-        made = Counter(name for _, name in self.queries)
+        made = Counter(name for _, name in self.asked)
         return statistics.fmean(made[f"order-{number}"] for number in range(first, len(self.truth) + 1))
 
 

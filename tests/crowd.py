@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
@@ -18,9 +17,8 @@ from itertools import pairwise
 import attrs
 
 import payclient
-from fake_service import PROFILE, answer, tracking
+from fake_service import PROFILE, FakeService, answer, tracking
 from fake_service import sale as push
-from payclient.ledger import Ledger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock, in_virtual_time
 from virtual_loop import run as run_in_virtual_time
@@ -56,51 +54,57 @@ class Result:
 Trouble = Callable[[], Awaitable[HttpResponse | None]]
 
 
-class Service:
-    """Decides each sale by its own dice, and loses some answers to Sales.
+class Service(FakeService):
+    """Decides each sale by its own dice, in the loop's time, and loses some answers to Sales.
 
     Each query is answered by `trouble`, and as it should where that gives None. `undecided`: nobody ever answers.
     """
 
-    clock = VirtualClock()
-    ledger: Ledger
-
     def __init__(
         self, trouble: Trouble | None = None, *, undecided: bool = False, seed: int = 11, loses: float = 0.0
     ) -> None:
+        super().__init__(VirtualClock())
+        self.first_id = 1
         self.random = random.Random(seed)  # noqa: S311 - it must repeat
         self.trouble, self.undecided, self.loses = trouble, undecided, loses
         #: Client transaction id -> when it is decided, and as what.
         self.truth: dict[str, tuple[float, str]] = {}
-        self._ids: dict[int, str] = {}
-        self._bodies: dict[str, dict[str, object]] = {}
-        #: When each query was made; and for which sale.
-        self.made: list[float] = []
-        self.queries: list[tuple[float, str]] = []
+        self._numbers: dict[str, int] = {}
         #: Told of each answer that a person gave, for notifications.
         self.answered: Callable[[int, str], object] | None = None
 
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if before_send is not None:
-            await before_send()
-        if request.method == "POST":
-            return await self._sale(json.loads(request.body))
-        path, _, name = request.path.rpartition("/")
-        identifier = name if path.endswith("client") else self._ids[int(name)]
-        self.made.append(now())
-        self.queries.append((now(), identifier))
+    @property
+    def asked(self) -> list[tuple[float, str]]:
+        """When each query was made, and for which sale."""
+        return list(zip(self.queried_at, map(self._asked_for, self.queries), strict=True))
+
+    def _asked_for(self, path: str) -> str:
+        index, _, name = path.rpartition("/")
+        return name if index.endswith("client") else str(self.sales[int(name)]["clientTransactionId"])
+
+    async def reply(self, path: str) -> HttpResponse:
         if self.trouble is not None and (trouble := await self.trouble()) is not None:
             return trouble
         await asyncio.sleep(0.02)
-        return answer(200, self.status(identifier))
+        return answer(200, self.report(self._asked_for(path)))
 
-    def status(self, identifier: str) -> dict[str, object]:
+    def report(self, identifier: str) -> dict[str, object]:
         """What a query says now."""
         when, state = self.truth[identifier]
-        return self._bodies[identifier] | {"state": state if now() >= when else "Pendiente"}
+        return self.sales[self._numbers[identifier]] | {"state": state if now() >= when else "Pendiente"}
 
-    async def _sale(self, data: dict[str, object]) -> HttpResponse:
-        identifier, number = str(data["clientTransactionId"]), 1 + len(self._ids)
+    async def take(self, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        response = self.execute(request)
+        if request.path == "/api/Sale":
+            await asyncio.sleep(0.05)
+            if self.loses and self.random.random() < self.loses:
+                raise ConnectionResetError
+        return response
+
+    def create(self, request: HttpRequest) -> int:
+        number = super().create(request)
+        identifier = str(self.sales[number]["clientTransactionId"])
         assert identifier not in self.truth, "charged twice"
         after = 25.0 * 2.718 ** (0.8 * self.random.gauss(0, 1))
         state = "Aceptado" if self.random.random() < 0.85 else "Cancelado"
@@ -108,16 +112,9 @@ class Service:
             after, state = WINDOW, "Cancelado"
         elif self.answered is not None:
             asyncio.get_running_loop().call_later(after + 0.3, self.answered, number, identifier)
-        self._ids[number] = identifier
+        self._numbers[identifier] = number
         self.truth[identifier] = (1e9, "Aceptado") if self.undecided else (now() + after, state)
-        self._bodies[identifier] = {
-            "transactionId": number, "clientTransactionId": identifier,
-            "amount": data["amount"], "currency": data["currency"],
-        }  # fmt: skip
-        await asyncio.sleep(0.05)
-        if self.loses and self.random.random() < self.loses:
-            raise ConnectionResetError
-        return answer(200, {"transactionId": number})
+        return number
 
 
 def moody(seed: int) -> Trouble:

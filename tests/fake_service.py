@@ -10,13 +10,12 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
 import payclient
 from manual_clock import ManualClock
-from payclient.clock import Clock
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -103,10 +102,7 @@ class FakeService:
             await before_send()
             self.queries.append(request.path)
             self.queried_at.append(self.clock.monotonic())
-            await asyncio.sleep(0)
-            if self.status_scripts:
-                return self.status_scripts.pop(0)()
-            return self.instead(request.path) or self.status(request.path)
+            return await self.reply(request.path)
         if request.path == "/api/button/V2/Confirm":
             await before_send()
             return self.confirm(json.loads(request.body))
@@ -117,6 +113,13 @@ class FakeService:
         if self.scripts:
             return await self.scripts.pop(0)(self, request, before_send)
         return await self.take(request, before_send)
+
+    async def reply(self, path: str) -> HttpResponse:
+        """Answer a status query, by the truth unless told otherwise."""
+        await asyncio.sleep(0)
+        if self.status_scripts:
+            return self.status_scripts.pop(0)()
+        return self.instead(path) or self.status(path)
 
     async def take(self, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         """The ordinary way: connect, permit, create, answer."""
@@ -150,7 +153,7 @@ class FakeService:
         }  # fmt: skip
 
     def status(self, path: str) -> HttpResponse:
-        """Answer a query by either id."""
+        """The truth about either id."""
         self.reverse_late()
         if path.startswith("/api/Sale/client/"):
             name = path.rpartition("/")[2]
@@ -200,19 +203,9 @@ class FakeService:
         return answer(200, found)
 
 
-class Tracked(Protocol):
-    """A service with a clock; `ledger` is that of the tracker over it."""
-
-    ledger: Ledger
-
-    @property
-    def clock(self) -> Clock: ...
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None, /) -> HttpResponse: ...
-
-
 @asynccontextmanager
 async def tracking(
-    service: Tracked,
+    service: FakeService,
     ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     status: payclient.StatusSource | None = None,

@@ -433,8 +433,8 @@ class Shop(Forms):
             raise ConnectionResetError
         return await super().__call__(http, before_send)
 
-    def status(self, identifier: str) -> dict[str, object]:
-        return super().status(identifier) | {"state": self.word}
+    def report(self, identifier: str) -> dict[str, object]:
+        return super().report(identifier) | {"state": self.word}
 
 
 def back_of(service: Shop, form: payclient.PaymentForm) -> str:

@@ -140,7 +140,7 @@ async def test_an_answer_that_is_not_written_is_unknown_until_it_is(caplog: pyte
         await asyncio.sleep(50.0)
         assert (await pending.wait()).paid is True
     assert (await events_of(ledger, "order-1"))[1] == "Created"
-    assert len(service.made) < 80
+    assert len(service.queried_at) < 80
     assert lines_of_a_minute(caplog) <= 15
 
 

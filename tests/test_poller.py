@@ -81,7 +81,7 @@ async def test_notifications_that_die_are_survived() -> None:
                 delays[number] = now() - service.truth[f"order-{number}"][0]
 
         await asyncio.gather(*(one(number) for number in range(alive + dead + later)))
-    queries = Counter(name for _, name in service.queries)
+    queries = Counter(name for _, name in service.asked)
     assert mean(queries[f"order-{number}"] for number in range(50, alive)) < 7
     assert mean(queries[f"order-{number}"] for number in range(alive + dead, alive + dead + later)) > 20
     assert 0.7 < mean(delay for number, delay in delays.items() if number >= alive + dead) < 1.2
@@ -100,7 +100,7 @@ async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None
         assert (await one.wait()).paid is True
         assert now() - began < 4.5
         assert None not in {outcome.paid for outcome in await waited(pendings, 10_000)}
-    times = [when for when, _ in service.queries]
+    times = [when for when, _ in service.asked]
     assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
     assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
 
@@ -118,7 +118,7 @@ async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
                 await asyncio.sleep(1.3)
         await asyncio.sleep(16.0)
         firsts: dict[str, float] = {}
-        for when, name in service.queries:
+        for when, name in service.asked:
             firsts.setdefault(name, when)
         assert firsts.keys() == permits.keys()
         for name, when in firsts.items():
@@ -136,7 +136,7 @@ async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.M
         await asyncio.gather(*(tracker.sale(push(f"new-{number}")) for number in range(200)))
         before = len(service.queries)
         await asyncio.sleep(10.0)
-        assert "order-1" in [name for _, name in service.queries[before:]]
+        assert "order-1" in [name for _, name in service.asked[before:]]
 
 
 async def test_an_expiry_is_noted_before_the_first_query(service: FakeService) -> None:
@@ -257,7 +257,7 @@ async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
         for _ in range(100):
             await asyncio.sleep(0.1)
             await pending.check()
-    times = [when for when, _ in service.queries]
+    times = [when for when, _ in service.asked]
     assert len(times) >= 9
     assert min(b - a for a, b in pairwise(times)) >= 0.999
 

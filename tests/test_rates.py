@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from bisect import bisect_left
 from contextlib import suppress
 
@@ -14,10 +13,9 @@ import payclient
 from crowd import PROFILE as CROWD
 from crowd import Service, hint, in_virtual_time, now, push, pushed, tracking, waited
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE as FAKE
 from fake_service import FakeService, answer, form, refusal, sale
 from payclient.ledger.memory import MemoryLedger
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 
 RATE = 30.0
 #: Seconds from one query to the next.
@@ -59,14 +57,16 @@ async def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -
         old = await cancelled(tracker, service, count)
     async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
         new = await tracker.sale(push("new"))
-        begin, service.made = now(), []
+        begin = now()
+        service.queries.clear()
+        service.queried_at.clear()
         for pending in old:
             assert await tracker.notify(hint(pending)) is payclient.Receipt.LATE
         await asyncio.sleep(20.0)
         await notified_in_time(tracker, service, new)
         await asyncio.sleep(begin + (count + 20) * GAP - now())
-        assert_rate_kept(service.made)
-        names = [name for when, name in service.queries if when >= begin and name.startswith("old")]
+        assert_rate_kept(service.queried_at)
+        names = [name for _, name in service.asked if name.startswith("old")]
         assert sorted(set(names)) == sorted(names)
         assert len(names) == count
 
@@ -83,7 +83,7 @@ async def test_a_crowd_that_checks_keeps_the_rate() -> None:
         await notified_in_time(tracker, service, pendings[150])
         await checks
         assert now() - began <= 31.0
-        assert_rate_kept(service.made)
+        assert_rate_kept(service.queried_at)
 
 
 @in_virtual_time
@@ -96,7 +96,7 @@ async def test_a_check_within_the_rate_is_one_query_now() -> None:
         first, second = await asyncio.gather(pending.check(), pending.check())
         assert first.paid is second.paid is True
         assert now() < 1.0
-    assert len(service.made) == 1
+    assert len(service.queried_at) == 1
 
 
 @in_virtual_time
@@ -107,7 +107,7 @@ async def test_a_rate_slower_than_the_total_time_out_decides_a_declined_sale() -
         pending = await tracker.sale(push("declined"))
         service.truth["declined"] = (now() + 10.0, "Cancelado")
         assert (await pending.wait()).paid is False
-        assert_rate_kept(service.made, rate=1)
+        assert_rate_kept(service.queried_at, rate=1)
 
 
 async def test_a_slowdown_longer_than_the_total_time_out_costs_no_second_query() -> None:
@@ -116,7 +116,7 @@ async def test_a_slowdown_longer_than_the_total_time_out_costs_no_second_query()
     service.instead = lambda path: refusal(5, status=429)
     async with (
         payclient.PaySession(
-            "https://pay.example", "token", profile=FAKE, transport=service, timeouts=timeouts
+            "https://pay.example", "token", profile=CROWD, transport=service, timeouts=timeouts
         ) as session,
         payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
     ):
@@ -134,11 +134,11 @@ async def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
     async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:
         await pushed(tracker, 200)
         await asyncio.sleep(305.0)
-    service.made.clear()
+    service.queried_at.clear()
     async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
         await asyncio.sleep(200.0)
-    assert_rate_kept(service.made)
-    assert len(service.made) >= 90
+    assert_rate_kept(service.queried_at)
+    assert len(service.queried_at) >= 90
 
 
 @pytest.mark.parametrize("trouble", [503, 401, None])
@@ -147,7 +147,7 @@ async def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
     """A service that fails at every other query, or resets it, sees no more requests than the rate says."""
 
     async def fails() -> HttpResponse | None:
-        if len(service.made) % 2:
+        if len(service.queried_at) % 2:
             return None
         if trouble is None:
             raise ConnectionResetError
@@ -160,8 +160,8 @@ async def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
     async with tracking(service, token=token, profile=PROFILE) as tracker:
         await pushed(tracker, 60)
         await asyncio.sleep(120.0)
-        assert_rate_kept(service.made)
-        assert len(service.made) >= 50
+        assert_rate_kept(service.queried_at)
+        assert len(service.queried_at) >= 50
 
 
 # --- Confirmations
@@ -174,29 +174,23 @@ class Forms(Service):
         super().__init__(undecided=True)
         self.forms: dict[str, dict[str, object]] = {}
         #: Form -> when it was first confirmed.
-        self.confirmed: dict[str, float] = {}
+        self.confirmed_at: dict[str, float] = {}
 
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if not request.path.startswith("/api/button"):
-            return await super().__call__(request, before_send)
-        assert before_send is not None
-        await before_send()
-        data = json.loads(request.body)
-        if request.path.endswith("Prepare"):
-            name = data["clientTransactionId"]
-            self.forms[name] = {
-                "transactionId": 10**6 + len(self.forms), "clientTransactionId": name,
-                "amount": data["amount"], "currency": data["currency"], "state": "Aceptado",
-            }  # fmt: skip
-            return answer(200, {"paymentId": name, "payWithCard": f"https://pay.example/{name}"})
-        self.made.append(now())
-        name = data["clientTxId"]
-        self.confirmed.setdefault(name, now())
-        return answer(200, self.forms[name])
+    def prepare(self, body: dict[str, object]) -> HttpResponse:
+        super().prepare(body)
+        name, number = str(body["clientTransactionId"]), 10**6 + len(self.forms)
+        self.pay(name, number, state="Aceptado")
+        self.forms[name] = self.sales[number]
+        return answer(200, {"paymentId": name, "payWithCard": f"https://pay.example/{name}"})
 
-    def status(self, identifier: str) -> dict[str, object]:
+    def confirm(self, body: dict[str, object]) -> HttpResponse:
+        self.queried_at.append(now())
+        self.confirmed_at.setdefault(str(body["clientTxId"]), now())
+        return super().confirm(body)
+
+    def report(self, identifier: str) -> dict[str, object]:
         form = self.forms.get(identifier)
-        return super().status(identifier) if form is None else form | {"state": "Pendiente"}
+        return super().report(identifier) if form is None else form | {"state": "Pendiente"}
 
 
 FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=RATE, status=CROWD.status)
@@ -222,7 +216,7 @@ async def test_confirmations_keep_the_rate_with_the_queries() -> None:
         assert {outcome.paid for outcome in outcomes} == {True}
         assert now() - returned <= 15.0 + 2 * GAP
         await asyncio.sleep(120.0)
-    assert_rate_kept(service.made, RATE + 1)
+    assert_rate_kept(service.queried_at, RATE + 1)
 
 
 @in_virtual_time
@@ -240,8 +234,8 @@ async def test_no_backlog_makes_a_confirmation_late() -> None:
                 group.create_task(tracker.returned(back))
             await asyncio.sleep(20.0)
             await notified_in_time(tracker, service, new, queries=3)
-        assert len(service.confirmed) == 100
-        assert max(service.confirmed.values()) - returned <= 60.0
+        assert len(service.confirmed_at) == 100
+        assert max(service.confirmed_at.values()) - returned <= 60.0
 
 
 @pytest.mark.parametrize("kind", [MemoryLedger, SharedLedger])
@@ -325,5 +319,7 @@ async def test_forms_that_come_back_a_little_below_the_rate_are_within_it() -> N
         for number in range(200):
             group.create_task(comes_back(f"form-{number}"))
             await asyncio.sleep(1.2 * GAP)
-    busiest = max(bisect_left(service.made, each + 60.0) - n for n, each in enumerate(service.made))
+    busiest = max(
+        bisect_left(service.queried_at, each + 60.0) - n for n, each in enumerate(service.queried_at)
+    )
     assert busiest <= 1.1 * RATE

@@ -74,9 +74,9 @@ async def test_a_round_of_429_slows_once() -> None:
     all_there = asyncio.Event()
 
     async def shed() -> HttpResponse | None:
-        if len(service.made) > 32:
+        if len(service.queried_at) > 32:
             return None
-        if len(service.made) == 32:
+        if len(service.queried_at) == 32:
             all_there.set()
         await all_there.wait()
         await asyncio.sleep(random.uniform(0.0, 0.5))  # noqa: S311 - no secret
@@ -85,10 +85,10 @@ async def test_a_round_of_429_slows_once() -> None:
     service = Service(shed, undecided=True)
     async with tracking(service, schedule=payclient.Fixed(1.0)) as tracker:
         await pushed(tracker, 40)
-        while len(service.made) < 40:
+        while len(service.queried_at) < 40:
             await asyncio.sleep(0.05)
             assert now() < 60.0, "no query came any more"
-    assert farthest(service.made) <= 2.0
+    assert farthest(service.queried_at) <= 2.0
 
 
 @in_virtual_time
@@ -98,11 +98,11 @@ async def test_nothing_but_429_slows_to_a_query_in_ten_seconds_and_is_forgotten(
     async with tracking(service, schedule=payclient.Fixed(2.0)) as tracker:
         await pushed(tracker, 40)
         await asyncio.sleep(200.0)
-        assert farthest(service.made) <= 10.5
-        assert sum(when > 100.0 for when in service.made) <= 12
-        service.share, count = 0.0, len(service.made)
+        assert farthest(service.queried_at) <= 10.5
+        assert sum(when > 100.0 for when in service.queried_at) <= 12
+        service.share, count = 0.0, len(service.queried_at)
         await asyncio.sleep(30.0)
-        assert len(service.made) - count > 100
+        assert len(service.queried_at) - count > 100
 
 
 @in_virtual_time
@@ -110,16 +110,16 @@ async def test_a_retry_after_is_obeyed_up_to_a_minute() -> None:
     """More than ten seconds where the service says so, and never more than sixty."""
 
     async def shed() -> HttpResponse | None:
-        return {1: limited("25"), 2: limited("86400")}.get(len(service.made))
+        return {1: limited("25"), 2: limited("86400")}.get(len(service.queried_at))
 
     service = Service(shed, undecided=True)
     async with tracking(service, schedule=payclient.Fixed(1.0)) as tracker:
         pending = await tracker.sale(push("order-1"))
         await asyncio.sleep(10.0)
         assert (await pending.check()).paid is None
-        assert len(service.made) == 1, "asked by hand in the midst of the pause"
+        assert len(service.queried_at) == 1, "asked by hand in the midst of the pause"
         await asyncio.sleep(110.0)
-    first, second, third = service.made[:3]
+    first, second, third = service.queried_at[:3]
     assert second - first == pytest.approx(25.0, abs=2.0)
     assert third - second == pytest.approx(60.0, abs=2.0)
 
@@ -132,7 +132,9 @@ async def test_processes_that_share_a_rate_end_every_wait_of_a_service_that_shed
         pendings = [await trackers[number % 2].sale(push(f"order-{number}")) for number in range(40)]
         outcomes = await waited(pendings)
         assert None not in {outcome.paid for outcome in outcomes}
-    assert all(sum(when <= other < when + 60 for other in service.made) <= 122 for when in service.made)
+    assert all(
+        sum(when <= other < when + 60 for other in service.queried_at) <= 122 for when in service.queried_at
+    )
 
 
 @in_virtual_time
@@ -145,8 +147,8 @@ async def test_a_shared_rate_is_slowed_once_by_a_round_of_429() -> None:
         await asyncio.sleep(60.0)
         service.share = 0.0
         await asyncio.sleep(90.0)
-    assert farthest(service.made) <= 10.5
-    assert sum(when > 100.0 for when in service.made) > 100
+    assert farthest(service.queried_at) <= 10.5
+    assert sum(when > 100.0 for when in service.queried_at) > 100
 
 
 @in_virtual_time
@@ -156,7 +158,7 @@ async def test_under_the_profile_rate_a_wait_is_longer_not_poorer() -> None:
     async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=6.0)) as tracker:
         await waited(await pushed(tracker, 20), bound=2000.0)
         assert now() > BOUND
-    late = [name for when, name in service.queries if when > 300.0]
+    late = [name for when, name in service.asked if when > 300.0]
     assert min(late.count(f"order-{number}") for number in range(20)) == 7
 
 

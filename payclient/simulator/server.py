@@ -105,7 +105,7 @@ class Simulator(Books):
                 raise web.HTTPMethodNotAllowed(request.method, methods)
             raise web.HTTPNotFound
         except web.HTTPException as error:
-            headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             self.log_entry("request", f"{request.method} {request.path}", status=error.status)
             return json_reply({"message": error.reason}, error.status, headers)
         finally:

@@ -20,7 +20,7 @@ from attrs.validators import optional
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import check_type, file_fault, is_personal, is_positive
+from payclient.validation import check_type, is_personal, is_positive, read_regular
 
 __all__ = [
     "DOCUMENT",
@@ -358,10 +358,8 @@ class ServiceProfile:
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
-        if fault := file_fault(path):
-            raise ConfigurationError(f"the profile {path} cannot be read: {fault}")
         try:
-            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            settings = tomllib.loads(read_regular(path).decode())
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"the profile {path} must be TOML: {error}") from None
         except (OSError, ValueError) as error:

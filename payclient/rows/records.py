@@ -19,7 +19,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
 from payclient.rows.format import AMOUNTS, KEY, Layout, plain
-from payclient.validation import file_fault
+from payclient.validation import read_regular
 
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
@@ -142,11 +142,9 @@ def read_records(path: Path, form: Layout) -> Records:
     if kind not in (*_CSV, *SHEETS, *_JSONL):
         raise InvalidRequestError("a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl")
     try:
-        if fault := file_fault(path):
-            raise InvalidRequestError(fault)
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}") from None
     if kind in SHEETS:

@@ -12,15 +12,17 @@ from python_calamine import CalamineSheet
 from payclient.errors import InvalidRequestError
 from payclient.rows.cells import CellError
 
-#: Signs in an .ods file of what calamine reads as empty cells, and of rows that are not shown.
+#: Functions that have another value when the file is opened again.
+_VOLATILE = r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\("
+
+#: Signs in an .ods file of what calamine reads as empty cells, of rows that are not shown, and of ids that may change.
 _OPEN_DOCUMENT = {
     rb'calcext:value-type="error"': "has cells that show an error: correct them",
     rb'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
     rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
+    b'table:formula="[^"]*'
+    + _VOLATILE.encode(): "has formulas of chance or of the date: write the values themselves",
 }
-
-#: Functions that have another value when the file is opened again.
-_VOLATILE = re.compile(r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\(")
 
 
 def mark_faults(
@@ -74,7 +76,7 @@ def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key:
     if not cell.findtext("{*}v") and cell.get("t") != "str":
         return "is a formula without its value: open and save the file"
     # Of the cells that share a formula the first one has it.
-    if is_key and _VOLATILE.search(formulas.setdefault(formula.get("si", cell), formula.text or "")):
+    if is_key and re.search(_VOLATILE, formulas.setdefault(formula.get("si", cell), formula.text or "")):
         return "is a formula of chance or of the date, and has another value later: write the value itself"
     return None
 

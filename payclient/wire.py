@@ -313,8 +313,6 @@ def decode_status(
     else cancelled. Raises a `RefusedError`, or `OutcomeUnknownError` where nothing can be read and where a cache
     answered "not found".
     """
-    if profile.status is None:
-        raise ConfigurationError("a status query needs [status] in the profile")
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
     if report is not None:

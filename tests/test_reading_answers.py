@@ -90,7 +90,7 @@ TABLE: list[tuple[list[int], list[str | bytes], str]] = [
     ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}',
                   '{"errorCode": 5, "clientTransactionID": "order-18"}'], "unknown None"),
     # Code 0 is a success to whoever writes it; other kinds of code are none.
-    ([200, 400, 404], ['{"errorCode": 0}', '{"errorCode": 0, "errors": [{"errorCode": 2061}]}'], "unknown None"),
+    ([200, 400, 404, 500], ['{"errorCode": 0}', '{"errorCode": 0, "errors": [{"errorCode": 2061}]}'], "unknown None"),
     ([400], [
         '{"errorCode": "22"}', '{"errorCode": 22.0}', '{"errorCode": true}', '{"errorCode": null}',
         '{"errorCode": [22]}', '{"errors": [{"errorCode": 2061}]}', '{"message": "m", "errors": []}',

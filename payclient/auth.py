@@ -124,7 +124,6 @@ class Token:
         return await outlive(self._fetching)
 
     async def _fetch(self) -> Authorization:
-        """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""
         # Not by `asyncio.timeout`: a callable that does not end when it is cancelled would hold up every later call.
         try:
             given = await within(SystemClock(), self._timeout, self._call())

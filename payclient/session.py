@@ -154,8 +154,6 @@ class PaySession:
 
     async def aclose(self) -> None:
         """Close the connections that are our own. Calls still running end as if cut. May be called twice."""
-        if self._closed:
-            return
         self._closed = True
         if self._process != os.getpid():
             return  # a fork: its parent has the connections

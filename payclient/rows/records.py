@@ -175,22 +175,24 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
     return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
 
 
-def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int, int]:
-    """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
+def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, tuple[int, int]]:
+    """Return the index of the header in the first lines of a table, and how many known columns, and columns, it has.
 
-    The header is the line of `form.header_row`; else the line with the most known names; where no name is known, the
-    line with the most cells. Raises `InvalidRequestError` where `form.header_row` is empty, or is not among the lines.
+    The header is the line of `form.header_row`; else the line with the most known names, and among equals the most
+    cells. Raises `InvalidRequestError` where `form.header_row` is empty, or is not among the lines.
     """
-    known = [sum(bool(form.fields_of(str(cell))) for cell in line) for line in table]
-    filled = [sum(cell != "" for cell in line) for line in table]
-    row = max(range(len(table)), key=(known if any(known) else filled).__getitem__)
+    scores = [
+        (sum(bool(form.fields_of(str(cell))) for cell in line), sum(cell != "" for cell in line))
+        for line in table
+    ]
+    row = max(range(len(table)), key=scores.__getitem__)
     if form.header_row is not None:
         row = form.header_row - 1
-        if not 0 <= row < len(table) or not filled[row]:
+        if not 0 <= row < len(table) or scores[row] == (0, 0):
             raise InvalidRequestError(
                 f"--header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
             )
-    return row, known[row], filled[row]
+    return row, scores[row]
 
 
 def _places(names: Sequence[Any], form: Layout, fields: frozenset[str]) -> list[int]:
@@ -224,7 +226,7 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
         for each in form.delimiter or ",;\t|"
     }
     headers = {each: _find_header(table, form) for each, table in tables.items()}
-    delimiter = max(headers, key=lambda each: headers[each][1:])
+    delimiter = max(headers, key=lambda each: headers[each][1])
     begin = headers[delimiter][0] + 1
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):

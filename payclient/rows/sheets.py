@@ -17,11 +17,11 @@ _VOLATILE = r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\("
 
 #: Signs in an .ods file of what calamine reads as empty cells, of rows that are not shown, and of ids that may change.
 _OPEN_DOCUMENT = {
-    rb'calcext:value-type="error"': "has cells that show an error: correct them",
-    rb'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
-    rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
-    b'table:formula="[^"]*'
-    + _VOLATILE.encode(): "has formulas of chance or of the date: write the values themselves",
+    r'calcext:value-type="error"': "has cells that show an error: correct them",
+    r'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
+    r'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
+    r"<table:table-cell(?![^<]*office:value-type)[^<]*table:formula=": "has formulas without a value: open and save it",
+    r'table:formula="[^"]*' + _VOLATILE: "has formulas of chance or of the date: write the values themselves",
 }
 
 
@@ -63,7 +63,7 @@ def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -
 
 def _check_open_document(content: bytes) -> None:
     for sign, fault in _OPEN_DOCUMENT.items():
-        if re.search(sign, content):
+        if re.search(sign.encode(), content):
             raise InvalidRequestError(fault)
 
 

@@ -17,7 +17,7 @@ from payclient.clock import SystemClock, outlive, start, within
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
-from payclient.validation import file_fault, is_loopback, is_secure, parse_address
+from payclient.validation import is_loopback, is_secure, parse_address, read_regular
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -74,10 +74,8 @@ class TokenFile:
 
     def read(self) -> str:
         """Return the token as it is now. Raises `ConfigurationError`."""
-        if fault := file_fault(self._path):
-            raise ConfigurationError(f"the token file {self._path} {fault}")
         try:
-            token = Secret(self._path.read_text(encoding="utf-8-sig", errors="replace").strip())
+            token = Secret(read_regular(self._path).decode("utf-8-sig", "replace").strip())
         except OSError as error:
             # The token itself may have been given where its file is wanted: a name that may be one is not shown.
             is_named = len(self._path.name) < _LONG_NAME and os.path.isdir(self._path.parent)
@@ -126,7 +124,6 @@ class Token:
         return await outlive(self._fetching)
 
     async def _fetch(self) -> Authorization:
-        """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""
         # Not by `asyncio.timeout`: a callable that does not end when it is cancelled would hold up every later call.
         try:
             given = await within(SystemClock(), self._timeout, self._call())

@@ -89,16 +89,13 @@ def payphone_service() -> Iterator[PayService]:
     yield from _serve(settings, attrs.evolve(PAYPHONE, queries_per_minute=None))
 
 
-@_asyncio_fixture
-async def _asyncio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
+async def _open_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
     async with pay_service.open_tracker() as tracker:
         yield tracker
 
 
-@pytest.fixture
-async def _anyio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
-    async with pay_service.open_tracker() as tracker:
-        yield tracker
+_asyncio_pay_tracker = _asyncio_fixture(_open_tracker)
+_anyio_pay_tracker = pytest.fixture(_open_tracker)
 
 
 @pytest.fixture

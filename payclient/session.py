@@ -154,8 +154,6 @@ class PaySession:
 
     async def aclose(self) -> None:
         """Close the connections that are our own. Calls still running end as if cut. May be called twice."""
-        if self._closed:
-            return
         self._closed = True
         if self._process != os.getpid():
             return  # a fork: its parent has the connections
@@ -173,7 +171,7 @@ class PaySession:
             raise UsageError("this session was made before a fork; make one in each process")
         loop = asyncio.get_running_loop()
         if self._deadlines is None:
-            self._deadlines = Deadlines(loop, self.timeouts.total)
+            self._deadlines = Deadlines(loop)
         elif self._deadlines.loop is not loop:
             raise UsageError("this session belongs to another event loop; make one in each")
         return self._deadlines

@@ -6,6 +6,7 @@ the class is made, and `_find_faults`, which is exact and runs only where the qu
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Set
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 from urllib.parse import SplitResult, urlsplit
 
@@ -381,6 +383,13 @@ def file_fault(path: str | os.PathLike[str]) -> str | None:
     if not os.path.exists(path) or os.path.isfile(path):
         return None
     return "must be a regular file, not a directory, a pipe or a device"
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return what a file holds. Raises `OSError`, whose `strerror` says why, also for what is not a regular file."""
+    if fault := file_fault(path):
+        raise OSError(errno.EINVAL, fault)
+    return Path(path).read_bytes()
 
 
 def check_type(name: str, value: object, kind: Any) -> None:

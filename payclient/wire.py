@@ -180,10 +180,7 @@ def status_request(
         raise ConfigurationError(
             "a query needs a transaction id, or status.by_client_transaction_id in the profile"
         )
-    name, value = _one_id("status", transaction_id, client_transaction_id)
-    path = getattr(profile.status, f"by_{name}", None)
-    if path is None:
-        raise ConfigurationError(f"a query by {name.replace('_', ' ')} needs status.by_{name} in the profile")
+    name, value, path = _by_one_id(profile, "status", transaction_id, client_transaction_id)
     path = path.replace(f"{{{name}}}", quote(str(value), safe=""))
     return HttpRequest("GET", path, client_transaction_id=client_transaction_id)
 
@@ -195,10 +192,11 @@ def confirm_request(profile: ServiceProfile, transaction_id: int, client_transac
     confirm = profile.confirm
     if confirm is None:
         raise ConfigurationError("confirming a payment needs [confirm] in the profile")
-    ids = transaction_id, client_transaction_id
-    names = confirm.transaction_id_field, confirm.client_transaction_id_field
-    body = orjson.dumps(dict(zip(names, ids, strict=True)))
-    return HttpRequest("POST", confirm.path, body, client_transaction_id=client_transaction_id)
+    ids = {
+        confirm.transaction_id_field: transaction_id,
+        confirm.client_transaction_id_field: client_transaction_id,
+    }
+    return HttpRequest("POST", confirm.path, orjson.dumps(ids), client_transaction_id=client_transaction_id)
 
 
 def undo_request(
@@ -208,24 +206,25 @@ def undo_request(
     client_transaction_id: str | None,
 ) -> HttpRequest:
     """Make a cancel or a reverse by one of the two ids."""
-    name, value = _one_id(operation, transaction_id, client_transaction_id)
-    undo = getattr(profile, operation)
-    path = getattr(undo, f"by_{name}", None)
-    if path is None:
-        raise ConfigurationError(f"this {operation} needs {operation}.by_{name} in the profile")
-    body = orjson.dumps({getattr(undo, f"{name}_field"): value})
+    name, value, path = _by_one_id(profile, operation, transaction_id, client_transaction_id)
+    body = orjson.dumps({getattr(getattr(profile, operation), f"{name}_field"): value})
     return HttpRequest("POST", path, body, client_transaction_id=client_transaction_id)
 
 
-def _one_id(operation: str, transaction_id: object, client_transaction_id: object) -> tuple[str, object]:
-    """Return the name and the value of the one id that was given."""
+def _by_one_id(
+    profile: ServiceProfile, operation: str, transaction_id: object, client_transaction_id: object
+) -> tuple[str, object, str]:
+    """Return the name and the value of the one id that was given, and the operation's path by that id."""
     given = {"transaction_id": transaction_id, "client_transaction_id": client_transaction_id}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) != 1:
         raise TypeError(f"{operation} takes transaction_id or client_transaction_id")
     ((name, value),) = given.items()
     _check_id(name, value)
-    return name, value
+    path = getattr(getattr(profile, operation), f"by_{name}", None)
+    if path is None:
+        raise ConfigurationError(f"this needs {operation}.by_{name} in the profile")
+    return name, value, path
 
 
 def _check_id(name: str, value: object) -> None:
@@ -314,8 +313,6 @@ def decode_status(
     else cancelled. Raises a `RefusedError`, or `OutcomeUnknownError` where nothing can be read and where a cache
     answered "not found".
     """
-    if profile.status is None:
-        raise ConfigurationError("a status query needs [status] in the profile")
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
     if report is not None:

@@ -1,7 +1,8 @@
 """A file of charges -> requests, and why the other rows cannot be sent. The file is read once, into memory.
 
 Every bad row is named by line, column and reason, and no value is repeated: cells hold personal data. Nothing is
-coerced, rounded or guessed. Read `records` (files -> cells), `format` (what columns mean), `cells` (cells -> values).
+coerced, rounded or guessed. Read `records` (files -> cells; `sheets`: the faults of spreadsheets), `format` (what
+columns mean), `cells` (cells -> values).
 """
 
 import re

@@ -6,20 +6,20 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import attrs
-from python_calamine import CalamineError, CalamineSheet, CalamineWorkbook, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
 from payclient.rows.format import AMOUNTS, KEY, Layout, plain
-from payclient.validation import file_fault
+from payclient.rows.sheets import mark_faults
+from payclient.validation import read_regular
 
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
@@ -41,13 +41,6 @@ _FOREIGN = re.compile(
     rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
 )
 
-#: Signs in an .ods file of what calamine reads as empty cells, and of rows that are not shown.
-_OPEN_DOCUMENT = {
-    rb'calcext:value-type="error"': "has cells that show an error: correct them",
-    rb'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
-    rb'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
-}
-
 #: The errors of a spreadsheet that is damaged, or otherwise not as Excel writes it.
 _UNREADABLE = CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, zipfile.BadZipFile
 
@@ -59,9 +52,6 @@ _AMOUNT = re.compile(r"\D{0,4}[0-9][0-9.,]*\D{0,4}")
 
 #: An amount or a phone, which may be parted by blanks and dashes.
 _FIGURES = re.compile(r"\D{0,4}[0-9][0-9., ()-]*\D{0,4}")
-
-#: Functions that have another value when the file is opened again.
-_VOLATILE = re.compile(r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\(")
 
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
@@ -142,17 +132,15 @@ def read_records(path: Path, form: Layout) -> Records:
     if kind not in (*_CSV, *SHEETS, *_JSONL):
         raise InvalidRequestError("a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl")
     try:
-        if fault := file_fault(path):
-            raise InvalidRequestError(fault)
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except OSError as error:
         raise InvalidRequestError(f"cannot be read: {error.strerror}") from None
     if kind in SHEETS:
         try:
             return _read_sheet(raw, form)
-        # Calamine reads some files that ElementTree cannot parse, or whose parts lie elsewhere than `_sheet_xml` looks.
+        # Calamine reads some files that ElementTree cannot parse, or whose parts lie elsewhere than `sheets` looks.
         except _UNREADABLE as error:
             raise InvalidRequestError(
                 f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
@@ -187,22 +175,24 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
     return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
 
 
-def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, int, int]:
-    """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
+def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, tuple[int, int]]:
+    """Return the index of the header in the first lines of a table, and how many known columns, and columns, it has.
 
-    The header is the line of `form.header_row`; else the line with the most known names; where no name is known, the
-    line with the most cells. Raises `InvalidRequestError` where `form.header_row` is empty, or is not among the lines.
+    The header is the line of `form.header_row`; else the line with the most known names, and among equals the most
+    cells. Raises `InvalidRequestError` where `form.header_row` is empty, or is not among the lines.
     """
-    known = [sum(bool(form.fields_of(str(cell))) for cell in line) for line in table]
-    filled = [sum(cell != "" for cell in line) for line in table]
-    row = max(range(len(table)), key=(known if any(known) else filled).__getitem__)
+    scores = [
+        (sum(bool(form.fields_of(str(cell))) for cell in line), sum(cell != "" for cell in line))
+        for line in table
+    ]
+    row = max(range(len(table)), key=scores.__getitem__)
     if form.header_row is not None:
         row = form.header_row - 1
-        if not 0 <= row < len(table) or not filled[row]:
+        if not 0 <= row < len(table) or scores[row] == (0, 0):
             raise InvalidRequestError(
                 f"--header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
             )
-    return row, known[row], filled[row]
+    return row, scores[row]
 
 
 def _places(names: Sequence[Any], form: Layout, fields: frozenset[str]) -> list[int]:
@@ -236,14 +226,14 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
         for each in form.delimiter or ",;\t|"
     }
     headers = {each: _find_header(table, form) for each, table in tables.items()}
-    delimiter = max(headers, key=lambda each: headers[each][1:])
+    delimiter = max(headers, key=lambda each: headers[each][1])
     begin = headers[delimiter][0] + 1
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):
         raise InvalidRequestError(f"line {begin} is not a header" if text else "is empty")
     _check_above(tables[delimiter][: begin - 1], names, form)
-    text = text if begin == 1 else "\n".join(lines[begin - 1 :])
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    table = io.StringIO("\n".join(lines[begin - 1 :]), newline="")
+    reader = csv.reader(table, delimiter=delimiter, strict=True)
     next(reader)
     numbers = _places(names, form, AMOUNTS | {"phone_number"})
     rows: list[Row] = []
@@ -313,8 +303,7 @@ def _read_sheet(raw: bytes, form: Layout) -> Records:
     header = [str(cell) for cell in table[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
-    _mark_merged(table, begin, sheets[sheet])
-    hidden = _mark_broken(table, raw, sheet, header, form)
+    hidden = mark_faults(table, begin, sheets[sheet], raw, keys=_places(header, form, frozenset({KEY})))
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):
@@ -342,80 +331,6 @@ def _choose_sheet(shown: Sequence[str], filled: Sequence[str], given: str | None
         return filled[0]
     why = f"has {len(filled)} sheets with content ({names}): give --sheet" if filled else "is empty"
     raise InvalidRequestError(why)
-
-
-def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -> None:
-    """Put an error into each cell that is merged with one above, in rows with other cells: it holds no value itself."""
-    for (first, place), (last, _) in sheet.merged_cell_ranges or ():
-        for cells in table[max(first + 1, begin) : last + 1]:
-            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
-                cells[place] = CellError("is merged with the cell above: write the value into each row")
-
-
-def _mark_broken(
-    table: list[list[Any]], raw: bytes, sheet: str, header: Sequence[str], form: Layout
-) -> set[int]:
-    """Put an error into each cell with one, or with a formula without its value, and return the lines that are hidden.
-
-    Calamine reads such a cell as empty. A key by a formula that has another value later is an error, too. Raises
-    `InvalidRequestError` for an .ods file with any of the others.
-    """
-    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        if "content.xml" in archive.namelist():  # .ods
-            content = archive.read("content.xml")
-            for sign, fault in _OPEN_DOCUMENT.items():
-                if re.search(sign, content):
-                    raise InvalidRequestError(fault)
-            return set()
-        content = _sheet_xml(archive, sheet)
-    if not re.search(rb'<f|:f|t=["\']e|hidden=', content):
-        return set()
-    rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
-    keys = {place for place, name in enumerate(header, 1) if KEY in form.fields_of(name)}
-    formulas: dict[object, str] = {}
-    for line, place, cell in _cells(rows):
-        if (found := _fault_of(cell, formulas, is_key=place in keys)) is not None:
-            # Such a cell may lie outside of what calamine takes for the filled part.
-            table.extend([""] * len(table[0]) for _ in range(len(table), line))
-            table[line - 1] += [""] * (place - len(table[line - 1]))
-            table[line - 1][place - 1] = CellError(found)
-    return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
-
-
-def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key: bool) -> str | None:
-    """Return what is wrong with a cell that has an error or a formula. `formulas`: those that cells share."""
-    if cell.get("t") == "e":
-        return "is an error of the spreadsheet"
-    if (formula := cell.find("{*}f")) is None:
-        return None
-    if not cell.findtext("{*}v") and cell.get("t") != "str":
-        return "is a formula without its value: open and save the file"
-    # Of the cells that share a formula the first one has it.
-    if is_key and _VOLATILE.search(formulas.setdefault(formula.get("si", cell), formula.text or "")):
-        return "is a formula of chance or of the date, and has another value later: write the value itself"
-    return None
-
-
-def _cells(rows: Iterable[ElementTree.Element]) -> Iterator[tuple[int, int, ElementTree.Element]]:
-    """Yield the line and the place of each cell; of one without its address, those after the one before."""
-    from openpyxl.utils.cell import coordinate_to_tuple
-
-    line = 0
-    for row in rows:
-        line, place = int(row.get("r", line + 1)), 0
-        for cell in row.iterfind("{*}c"):
-            address = cell.get("r")
-            line, place = (line, place + 1) if address is None else coordinate_to_tuple(address)
-            yield line, place, cell
-
-
-def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
-    book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
-    links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
-    (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]
-    relation = next(value for name, value in found.items() if name.endswith("}id"))
-    (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
-    return archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
 
 
 def _parse(line: int, text: str) -> Row:

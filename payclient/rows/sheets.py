@@ -1,0 +1,103 @@
+"""What calamine does not say of a sheet: its errors, formulas without a value, merged cells and hidden rows."""
+
+import io
+import re
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from python_calamine import CalamineSheet
+
+from payclient.errors import InvalidRequestError
+from payclient.rows.cells import CellError
+
+#: Functions that have another value when the file is opened again.
+_VOLATILE = r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\("
+
+#: Signs in an .ods file of what calamine reads as empty cells, of rows that are not shown, and of ids that may change.
+_OPEN_DOCUMENT = {
+    r'calcext:value-type="error"': "has cells that show an error: correct them",
+    r'number-rows-spanned="(?!1")': "has cells that are merged across rows: split them",
+    r'<table:table-row\b[^>]*table:visibility="(?!visible)': "has hidden rows: show or delete them",
+    r"<table:table-cell(?![^<]*office:value-type)[^<]*table:formula=": "has formulas without a value: open and save it",
+    r'table:formula="[^"]*' + _VOLATILE: "has formulas of chance or of the date: write the values themselves",
+}
+
+
+def mark_faults(
+    table: list[list[Any]], begin: int, sheet: CalamineSheet, raw: bytes, *, keys: Collection[int]
+) -> set[int]:
+    """Put a `CellError` into each cell that has a fault, and return the numbers of the lines that are hidden.
+
+    The rows of `table`, the cells of a sheet of the file `raw`, come after `begin` lines. `keys` are the places of ids:
+    one by a formula that has another value later is a fault, too. Raises `InvalidRequestError` for an .ods file with
+    hidden rows or other faults.
+    """
+    _mark_merged(table, begin, sheet)
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        if "content.xml" in archive.namelist():
+            _check_open_document(archive.read("content.xml"))
+            return set()
+        content = _sheet_xml(archive, sheet.name)
+    if not re.search(rb'<f|:f|t=["\']e|hidden=', content):
+        return set()
+    rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
+    formulas: dict[object, str] = {}
+    for line, place, cell in _cells(rows):
+        if (found := _fault_of(cell, formulas, is_key=place - 1 in keys)) is not None:
+            # Such a cell may lie outside of what calamine takes for the filled part.
+            table.extend([""] * len(table[0]) for _ in range(len(table), line))
+            table[line - 1] += [""] * (place - len(table[line - 1]))
+            table[line - 1][place - 1] = CellError(found)
+    return {int(row.get("r", n)) for n, row in enumerate(rows, 1) if row.get("hidden") in ("1", "true")}
+
+
+def _mark_merged(table: Sequence[list[Any]], begin: int, sheet: CalamineSheet) -> None:
+    """Mark each cell that is merged with one above, in rows with other cells: it holds no value itself."""
+    for (first, place), (last, _) in sheet.merged_cell_ranges or ():
+        for cells in table[max(first + 1, begin) : last + 1]:
+            if place < len(cells) and any(cell != "" and not isinstance(cell, CellError) for cell in cells):
+                cells[place] = CellError("is merged with the cell above: write the value into each row")
+
+
+def _check_open_document(content: bytes) -> None:
+    for sign, fault in _OPEN_DOCUMENT.items():
+        if re.search(sign.encode(), content):
+            raise InvalidRequestError(fault)
+
+
+def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key: bool) -> str | None:
+    """Return what is wrong with a cell that has an error or a formula. `formulas`: those that cells share."""
+    if cell.get("t") == "e":
+        return "is an error of the spreadsheet"
+    if (formula := cell.find("{*}f")) is None:
+        return None
+    if not cell.findtext("{*}v") and cell.get("t") != "str":
+        return "is a formula without its value: open and save the file"
+    # Of the cells that share a formula the first one has it.
+    if is_key and re.search(_VOLATILE, formulas.setdefault(formula.get("si", cell), formula.text or "")):
+        return "is a formula of chance or of the date, and has another value later: write the value itself"
+    return None
+
+
+def _cells(rows: Iterable[ElementTree.Element]) -> Iterator[tuple[int, int, ElementTree.Element]]:
+    """Yield the line and the place of each cell; of one without its address, those after the one before."""
+    from openpyxl.utils.cell import coordinate_to_tuple
+
+    line = 0
+    for row in rows:
+        line, place = int(row.get("r", line + 1)), 0
+        for cell in row.iterfind("{*}c"):
+            address = cell.get("r")
+            line, place = (line, place + 1) if address is None else coordinate_to_tuple(address)
+            yield line, place, cell
+
+
+def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
+    book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
+    links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
+    (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]
+    relation = next(value for name, value in found.items() if name.endswith("}id"))
+    (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
+    return archive.read(target[1:] if target.startswith("/") else f"xl/{target}")

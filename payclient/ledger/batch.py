@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -124,9 +124,6 @@ class Database(Protocol):
 
     async def settle_deletion(self, deleted: Rows) -> bool:
         """Wipe what was deleted so far, and return whether all is; where this was nothing, prove that a write works."""
-
-    def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
-        """Begin a transaction beside which nobody writes, and commit it."""
 
 
 async def read(database: Database, operations: Sequence[Operation]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -112,13 +112,6 @@ class PostgresDatabase:
         if not deleted:
             await self.fetch("probe", ())
         return True  # as far as can be said: the server overwrites what was deleted in its own time
-
-    @asynccontextmanager
-    async def exclusive_transaction(self) -> AsyncIterator[None]:
-        self._prepared = None  # by a pooler this may be another server, and within it nothing is asked twice
-        async with self.connection.transaction(isolation="read_committed"):
-            await self.connection.execute(self._statements["lock_writers_out"], timeout=ANSWER)
-            yield
 
 
 class PostgresWriter(Writer):

@@ -55,11 +55,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _PERMIT, _FACTS = COLUMNS["whole_attempt"][1:], COLUMNS["whole_change"][2:]
-#: What the ledger keeps of an attempt that was archived.
+#: What the change `Archived` repeats of the one before it: all but the texts.
 _KEPT = (
-    "id", "client_transaction_id", "attempt", "kind", "digest", "credentials", "amount", "currency", "state",
-    "evidence", "version", "transaction_id", "created_at", "decided_at", "error_code", "error_type", "purchase",
-    "links_dead_at",
+    "after", "state_evidence", "transaction_id", "expires_at", "candidate_ids", "notified_at", "decided_at",
+    "error_code", "error_type",
 )  # fmt: skip
 _permit_fields = attrgetter(*_PERMIT)
 #: The columns from which a record and a change are read.

@@ -10,9 +10,9 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -134,11 +134,11 @@ class SqliteDatabase:
         finally:
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
 
-    @asynccontextmanager
-    async def exclusive_transaction(self) -> AsyncIterator[None]:
+    def begin(self) -> None:
         self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
-        yield
+
+    def commit(self) -> None:
         self._connection.execute("COMMIT")
 
     def roll_back(self) -> None:
@@ -277,8 +277,9 @@ class SqliteWriter(Writer):
         """Answer every operation."""
         if writes := writes_of(operations):
             try:
-                async with database.exclusive_transaction():
-                    await write(database, writes, [])
+                database.begin()
+                await write(database, writes, [])
+                database.commit()
             except Exception as error:  # any failure: nothing was committed
                 self._log_failure(fault := unavailable(error, "written"))
                 for each in writes:

@@ -182,7 +182,7 @@ class Server:
         if filled and not meta:
             raise foreign
         if not (meta or create):
-            raise missing(None)
+            raise missing(self.location)
         created = not meta and await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])

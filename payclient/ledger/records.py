@@ -93,14 +93,11 @@ def read_statements(file: str) -> dict[str, str]:
     return {name: re.sub(r"\{(\w+)\}", lambda word: values[word[1]], sql) for name, sql in statements.items()}
 
 
-def missing(path: str | None) -> LedgerMissingError:
-    """Return the error of a file, or of a PostgreSQL database (None), in which no ledger is."""
-    words = (
-        "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
+def missing(where: str) -> LedgerMissingError:
+    """Return the error of a path, or of a server's address without its user, at which no ledger is."""
+    return LedgerMissingError(
+        f"the ledger must exist, and there is no ledger at {where}; `payclient ledger init` makes one"
     )
-    if path is not None:
-        words = f"the ledger must exist, and there is no ledger at {path}; `payclient ledger init` makes one"
-    return LedgerMissingError(words)
 
 
 def refuse_if(*faults: tuple[bool, str]) -> None:

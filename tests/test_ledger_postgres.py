@@ -906,6 +906,20 @@ async def test_a_notification_hastens_what_has_time(
     assert (await postgres.execute(database, due))[0][0] < 0
 
 
+async def test_an_end_that_loses_a_deadlock(ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the request was not sent is written once more: nothing of it says that another process was granted it."""
+    assert await ledger.permit(fresh())
+    fetch, lost = PostgresDatabase.fetch, [asyncpg.DeadlockDetectedError()]
+
+    async def losing(self: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+        if name == "write" and lost:
+            raise lost.pop()
+        return await fetch(self, name, parameters)
+
+    monkeypatch.setattr(PostgresDatabase, "fetch", losing)
+    assert (await ledger.apply(fresh(), NotSent(at=NOW))).state is State.REFUSED
+
+
 async def test_a_read_that_loses_a_deadlock(
     url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
 ) -> None:

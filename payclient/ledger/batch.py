@@ -251,12 +251,14 @@ async def _answer_or_try_again(
                 raise TransactionTakenError.of(record, event.transaction_id)
         if write.row != row:
             return True  # the ledger's newer record makes another row of it
-        if fault is None and isinstance(event, NotSent):
-            # PostgreSQL takes NotSent only from the process that was granted the attempt.
-            raise TransitionError("another process was granted this attempt")
-    if fault is not None or write.tries == TRIES:
-        raise fault or LedgerUnavailableError("the ledger did not take this")
-    return True
+    if fault is not None:
+        raise fault
+    if write.tries < TRIES:
+        return True
+    if isinstance(event, NotSent):
+        # PostgreSQL takes NotSent only from the process that was granted the attempt.
+        raise TransitionError("another process was granted this attempt")
+    raise LedgerUnavailableError("the ledger did not take this")
 
 
 async def _note_overpaid(database: Database, paid: list[Write]) -> None:

@@ -217,7 +217,7 @@ END $$;
 
 CREATE FUNCTION payclient.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION '%', TG_ARGV[0];
+    RAISE EXCEPTION 'what is written stays';
 END $$;
 
 -- Locks the attempt before it. So does the check of a change of what was refused: one of the two comes first.
@@ -251,35 +251,29 @@ BEGIN
     IF new.before IN ('refused', 'cancelled', 'unknown', 'expired') THEN
         PERFORM FROM payclient.attempts WHERE id = new.attempt_id FOR NO KEY UPDATE;
     END IF;
-    IF new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
-        SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
-        WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
-    ) THEN
-        RAISE EXCEPTION 'illegal move';
-    END IF;
-    IF new.event = 'Created' AND EXISTS (
-        SELECT FROM payclient.transactions
-        WHERE transaction_id = new.transaction_id AND credentials <> ''
-            AND credentials = (SELECT credentials FROM payclient.attempts WHERE id = new.attempt_id)
-            AND client_transaction_id <> (
-                SELECT client_transaction_id FROM payclient.attempts WHERE id = new.attempt_id)
-    ) THEN
-        RAISE EXCEPTION 'illegal move';
-    END IF;
-    IF new.attempt_id >= new.cursor OR new.before IS DISTINCT FROM coalesce(
+    IF new.attempt_id >= new.cursor
+    OR new.before IS DISTINCT FROM coalesce(
         (SELECT after FROM payclient.changes
             WHERE attempt_id = new.attempt_id AND version = new.version - 1 AND event <> 'Archived'),
         (SELECT 'sending' FROM payclient.records WHERE id = new.attempt_id AND new.version = 1 AND NOT archived)
-    ) THEN
-        RAISE EXCEPTION 'illegal move';
-    END IF;
-    IF new.event = 'Archived' AND (
+    )
+    OR (new.event = 'Archived' AND (
         ({new_kept}) IS DISTINCT FROM (
             SELECT ({kept}) FROM payclient.changes
             WHERE attempt_id = new.attempt_id AND version = new.version - 1 AND decided_at IS NOT NULL
         )
         OR EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = new.attempt_id)
-    ) THEN
+    ))
+    OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
+        SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
+        WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+    ))
+    OR (new.event = 'Created' AND EXISTS (
+        SELECT FROM payclient.transactions
+        WHERE transaction_id = new.transaction_id AND credentials <> ''
+            AND credentials = (SELECT credentials FROM payclient.attempts WHERE id = new.attempt_id)
+            AND client_transaction_id <> (SELECT client_transaction_id FROM payclient.attempts WHERE id = new.attempt_id)
+    )) THEN
         RAISE EXCEPTION 'illegal move';
     END IF;
     RETURN new;
@@ -304,10 +298,10 @@ CREATE TRIGGER guard_change BEFORE INSERT ON payclient.changes FOR EACH ROW
 EXECUTE FUNCTION payclient.check_change();
 
 CREATE TRIGGER keep_attempts BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.attempts
-EXECUTE FUNCTION payclient.refuse('what is written stays');
+EXECUTE FUNCTION payclient.refuse();
 
 CREATE TRIGGER keep_changes BEFORE UPDATE OR TRUNCATE ON payclient.changes
-EXECUTE FUNCTION payclient.refuse('what is written stays');
+EXECUTE FUNCTION payclient.refuse();
 
 CREATE TRIGGER keep_live_changes BEFORE DELETE ON payclient.changes FOR EACH ROW
 EXECUTE FUNCTION payclient.check_deleted();

@@ -122,17 +122,14 @@ class SqliteDatabase:
             # Writes what is there already: a full disk shows.
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         if not self._is_wiped:
-            self._wipe()
+            # Empty the write-ahead log; another time, while a reader needs it: waiting would hold up all permits.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self._is_wiped = not is_busy
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
         return self._is_wiped
-
-    def _wipe(self) -> None:
-        """Empty the write-ahead log, which may hold deleted links. While a reader needs it, do so another time."""
-        self._connection.execute("PRAGMA busy_timeout = 0")  # waiting would hold up all permits
-        try:
-            is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._is_wiped = not is_busy
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
 
     def begin(self) -> None:
         self.roll_back()

@@ -90,8 +90,7 @@ class Ledger(Protocol):
     is still carried out, in order.
     """
 
-    #: 32 random bytes of this ledger's own, with which content and lanes are hashed. The key keeps two ledgers apart
-    #: and hides nothing from a reader of the ledger, who can test guesses with it.
+    #: 32 random bytes of this ledger's own, with which content and lanes are hashed.
     digest_key: bytes
     #: The address of this ledger, with the absolute path of a file and without any user or password.
     location: str

@@ -1,8 +1,7 @@
 """Files made of a ledger: the copy of a SQLite ledger, and the archive, to which decided attempts are moved.
 
-The archive is text: a line of JSON for each attempt with all its changes. A block of attempts at a time is written,
-synced to the disk and read back. Then each takes one more change, `Archived`, with which the database drops all those
-before it, unless it has taken another one meanwhile. A crash leaves each attempt in the ledger, or in both.
+A block of attempts is on the disk, and read back, before the database drops their changes: a crash leaves each attempt
+in the ledger, or in both. Each takes one more change, `Archived`, unless it has taken another one meanwhile.
 """
 
 from __future__ import annotations

@@ -23,12 +23,9 @@ import asyncpg
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
-
-#: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
-VERSION = 1
 
 #: Seconds until a server must have let us in, and of each where the address has several: one that is frozen takes the
 #: connection and says nothing.
@@ -163,7 +160,7 @@ class Server:
             row = None
         if row is None:
             raise foreign
-        check_version(row[0], VERSION)
+        check_version(row[0])
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
         if not present >= self._names:
             raise ConfigurationError(

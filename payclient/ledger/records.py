@@ -17,6 +17,9 @@ from payclient.ledger import Change, PurchaseHeldError
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance, transition_error
 from payclient.logs import ledger_log as log
 
+#: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A ledger of another version is refused.
+VERSION = 1
+
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
@@ -107,11 +110,11 @@ def refuse_if(*faults: tuple[bool, str]) -> None:
             raise ConfigurationError(words)
 
 
-def check_version(found: object, needed: int) -> None:
+def check_version(found: object) -> None:
     """Raise `ConfigurationError` for the schema of another release."""
-    if found != needed:
+    if found != VERSION:
         raise ConfigurationError(
-            f"the ledger must have schema version {needed}, and has version {found}: another release of payclient "
+            f"the ledger must have schema version {VERSION}, and has version {found}: another release of payclient "
             "made it; nothing was changed"
         )
 

@@ -21,7 +21,7 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
 
 try:
     import fcntl
@@ -32,8 +32,6 @@ STATEMENTS = {
     name: re.sub(r"\$\d", "?", sql.replace("payclient.", ""))
     for name, sql in read_statements("sqlite.sql").items()
 }
-#: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
-VERSION = 1
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
 
@@ -365,7 +363,7 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     filled = bool(_parts(connection))
     connection.execute("COMMIT")
     if application == APPLICATION_ID:
-        check_version(version, VERSION)
+        check_version(version)
     elif application or version or filled:
         raise ConfigurationError("the ledger's file is another program's SQLite database")
     return filled

@@ -27,7 +27,6 @@ DO $$ BEGIN
     IF to_regclass('payclient.meta') IS NOT NULL THEN
         DELETE FROM payclient.attempts;
         DELETE FROM payclient.changes;
-        DELETE FROM payclient.archived;
         DELETE FROM payclient.open_attempts;
         DELETE FROM payclient.form_links;
         UPDATE payclient.meta SET environment = NULL, next_query_at = '-infinity';

@@ -433,28 +433,6 @@ async def test_what_is_being_written_is_not_archived(
     assert await beside_a_change(url, change, archive_ledger(url, time.time(), tmp_path / "old.jsonl")) == 0
 
 
-async def test_an_archive_and_a_correction_do_not_wait_for_each_other(
-    url: str, ledger: PostgresLedger, tmp_path: Path
-) -> None:
-    """The archive begins while a batch is under way: of its two changes the first waits for somebody with psql."""
-    first = await brought(ledger, State.PENDING, "order-1")
-    second = await brought(ledger, State.CANCELLED, "order-2")
-    event = FoundCancelled(at=NOW)
-    row = change_row(first, event, advance(first, event))
-    archives = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'ExclusiveLock' AND locktype = 'relation'"
-    async with person(url) as (writer, transaction):
-        await PostgresDatabase(writer, read_statements("postgres.sql")).insert([], [row])
-        correcting = asyncio.gather(
-            ledger.apply(first, event), ledger.apply(second, FoundAccepted(at=NOW, transaction_id=7))
-        )
-        await until(lambda: writer.fetch("SELECT FROM pg_locks WHERE NOT granted"))
-        archiving = asyncio.ensure_future(archive_ledger(url, time.time(), tmp_path / "old.jsonl"))
-        await until(lambda: writer.fetch(archives))
-        await transaction.rollback()
-    assert [each.state for each in await correcting] == [State.CANCELLED, State.ACCEPTED]
-    assert await archiving == 0
-
-
 async def test_processes_that_write_in_another_order(url: str, ledger: PostgresLedger) -> None:
     """Of the same ids asked for in opposite orders each permit goes to one, and nobody waits for nobody."""
     names = [f"order-{number}" for number in range(500)]
@@ -653,34 +631,6 @@ async def test_nothing_stays_at_the_servers_of_a_pooler(
         assert await ledger.permit(fresh())
         assert await ledger.get("order-1") == fresh()
         assert not await databases[-1].connection.fetch("SELECT FROM pg_prepared_statements")
-
-
-async def test_an_archive_behind_a_pooler(
-    databases: list[PostgresDatabase], ledger: PostgresLedger, url: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The transaction that moves a block may be at another server than the statements that were prepared before it."""
-    await brought(ledger, State.CANCELLED)
-    begin = Transaction.start
-
-    async def at_another_server(transaction: Transaction) -> None:
-        await databases[-1].connection.execute("DEALLOCATE ALL")
-        await begin(transaction)
-
-    monkeypatch.setattr(Transaction, "start", at_another_server)
-    assert await archive_ledger(url, time.time(), tmp_path / "old.jsonl") == 1
-
-
-async def test_an_archive_that_stands_still(
-    databases: list[PostgresDatabase], ledger: PostgresLedger, url: str
-) -> None:
-    """A laptop that was closed amid it holds up no shop: the server ends its transaction, and the next permit comes."""
-    async with opened(url):
-        locks = read_statements("postgres.sql")["lock_writers_out"].replace(
-            "timeout = '5s'", "timeout = '50ms'"
-        )
-        await databases[-1].connection.execute(f"BEGIN; {locks}")
-        assert await ledger.permit(fresh())
 
 
 async def test_a_server_that_restarts(postgres: PostgresServer, url: str) -> None:
@@ -954,6 +904,20 @@ async def test_a_notification_hastens_what_has_time(
     await ledger.defer({"order-1": -5.0})  # it is due: a notification puts nothing off
     await ledger.apply(record, kind(at=NOW, transaction_id=7))
     assert (await postgres.execute(database, due))[0][0] < 0
+
+
+async def test_an_end_that_loses_a_deadlock(ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the request was not sent is written once more: nothing of it says that another process was granted it."""
+    assert await ledger.permit(fresh())
+    fetch, lost = PostgresDatabase.fetch, [asyncpg.DeadlockDetectedError()]
+
+    async def losing(self: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+        if name == "write" and lost:
+            raise lost.pop()
+        return await fetch(self, name, parameters)
+
+    monkeypatch.setattr(PostgresDatabase, "fetch", losing)
+    assert (await ledger.apply(fresh(), NotSent(at=NOW))).state is State.REFUSED
 
 
 async def test_a_read_that_loses_a_deadlock(

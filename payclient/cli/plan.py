@@ -116,7 +116,7 @@ async def _known(
             known.labels[key] = ledger_line(row, record, digest).label
             known.again += may_send(record, limits.retry)
             before = record.lane, record.amount, record.currency
-            if before != charge and not record.archived:  # an archived one has no lane
+            if before != charge:
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     gone[before] = key

@@ -90,8 +90,7 @@ class Ledger(Protocol):
     is still carried out, in order.
     """
 
-    #: 32 random bytes of this ledger's own, with which content and lanes are hashed. The key keeps two ledgers apart
-    #: and hides nothing from a reader of the ledger, who can test guesses with it.
+    #: 32 random bytes of this ledger's own, with which content and lanes are hashed.
     digest_key: bytes
     #: The address of this ledger, with the absolute path of a file and without any user or password.
     location: str
@@ -270,9 +269,9 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     JSON. The ledger keeps its ids, its purchase, the digest of its content and how it ended: permits, `find` and
     purchases answer as before; its history is in the file, and it takes no more events.
 
-    A block of attempts at a time is written and read back; those that have not changed meanwhile are then deleted, in
-    one transaction. After a crash, or cancelled, archive the rest to another file; the last block may be in both. A
-    SQLite ledger must be closed; a PostgreSQL one may be in use, and permits wait for a moment now and then.
+    A block of attempts at a time is written and read back; then the history of those that have not changed meanwhile
+    is deleted. After a crash, or cancelled, archive the rest to another file; the last block may be in both. A SQLite
+    ledger must be closed; a PostgreSQL one may be in use.
 
     Raises `ConfigurationError` where `path` is there already, where `before` is in the future, or for another kind of
     ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.

@@ -1,8 +1,7 @@
 """Files made of a ledger: the copy of a SQLite ledger, and the archive, to which decided attempts are moved.
 
-The archive is text: a line of JSON for each attempt with all its changes. A block of attempts at a time is written,
-synced to the disk and read back. Then those that are as the file has them are replaced by what a permit must know, in
-one transaction. A crash leaves each attempt in the ledger, or in both, or in the file alone.
+A block of attempts is on the disk, and read back, before the database drops their changes: a crash leaves each attempt
+in the ledger, or in both. Each takes one more change, `Archived`, unless it has taken another one meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Database
+from payclient.ledger.batch import Database, Row
 from payclient.ledger.records import COLUMNS
 from payclient.ledger.sqlite_files import open_to_read
 from payclient.ledger.writer import StoredLedger
@@ -104,41 +103,45 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
         raise ConfigurationError(words) from None
     except OSError as error:
         raise unavailable(error, "archived") from None
-    ((first, last, *_),) = await ledger.work(methodcaller("fetch", "ids", ()))
+    ((first, last),) = await ledger.work(methodcaller("fetch", "ids", ()))
     moved = 0
-    for block in [] if first is None else range((first - 1) // BLOCK, (last - 1) // BLOCK + 1):
-        numbers = block * BLOCK, (block + 1) * BLOCK
-        if lines := await ledger.work(partial(_lines, numbers=numbers, before=before)):
-            # A disk may be slow: neither the loop nor the permits of other processes wait for it.
-            await asyncio.to_thread(_append, path, "".join(lines.values()).encode())
-            moved += await ledger.work(partial(_move, numbers=numbers, before=before, lines=lines))
+    for begin in range((first or 1) - 1, last or 0, BLOCK):
+        attempts = await ledger.work(partial(_read, numbers=(begin, begin + BLOCK), before=before))
+        if attempts:
+            lines = "".join(json.dumps(each, default=bytes.hex) + "\n" for each in attempts)
+            await asyncio.to_thread(_append, path, lines.encode())  # the loop waits for no disk
+            moved += await ledger.work(partial(_move, attempts=attempts))
     return moved
 
 
-async def _lines(database: Database, numbers: tuple[int, int], before: float) -> dict[int, str]:
-    """Return the attempts of a block that may leave, by id: each is a line of JSON with its changes."""
-    attempts = await database.fetch("archivable", (*numbers, before))
-    if not attempts:
-        return {}
-    found = {row[0]: _named("whole_attempt", row) for row in attempts}
-    rows = await database.fetch("archivable_changes", numbers)
-    # Those that another process has archived in between have no changes any more.
-    changes = (
-        (id_, [_named("whole_change", row) for row in each])
-        for id_, each in groupby(rows, itemgetter(1))
+async def _read(database: Database, numbers: tuple[int, int], before: float) -> list[dict[str, Any]]:
+    """Return the attempts of a block that may leave, each with its changes."""
+    rows = await database.fetch("archivable", (*numbers, before))
+    found = {row[0]: _named("whole_attempt", row) for row in rows}
+    changes = await database.fetch("archivable_changes", numbers) if found else ()
+    return [  # one that another process has archived in between has no such changes any more
+        found[id_] | {"changes": [_named("whole_change", row) for row in rows]}
+        for id_, rows in groupby(changes, itemgetter(1))
         if id_ in found
-    )
-    return {id_: json.dumps(found[id_] | {"changes": own}, default=bytes.hex) + "\n" for id_, own in changes}
+    ]
 
 
-async def _move(database: Database, numbers: tuple[int, int], before: float, lines: dict[int, str]) -> int:
-    """Move the attempts of a block that are as the file has them; return how many. One that was changed stays."""
-    async with database.exclusive_transaction():
-        same = lines.items() & (await _lines(database, numbers, before)).items()
-        await database.fetch("archive", (time.time(), json.dumps([id_ for id_, _ in same])))
-        await database.fetch("delete_archived_changes", numbers)
-        await database.fetch("delete_archived_attempts", numbers)
-    return len(same)
+async def _move(database: Database, attempts: list[dict[str, Any]]) -> int:
+    """Archive these attempts; return how many. One that has taken another change since it was read stays."""
+    now = time.time()
+    archived = await database.insert([], [_last_change(each, now) for each in attempts])
+    return sum(each["client_transaction_id"] in archived for each in attempts)
+
+
+def _last_change(attempt: dict[str, Any], at: float) -> Row:
+    """Return the change `Archived` of an attempt: how it ended, without the texts."""
+    newest = attempt["changes"][-1]
+    change = newest | {
+        "version": newest["version"] + 1, "at": at, "event": "Archived", "evidence": newest["state_evidence"],
+        "before": newest["after"], "detail": None, "messages": None, "reason": None, "receipt": None,
+    }  # fmt: skip
+    facts = (change[name] for name in COLUMNS["whole_change"][2:])
+    return (attempt["client_transaction_id"], attempt["attempt"], *facts)
 
 
 def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -124,9 +124,6 @@ class Database(Protocol):
 
     async def settle_deletion(self, deleted: Rows) -> bool:
         """Wipe what was deleted so far, and return whether all is; where this was nothing, prove that a write works."""
-
-    def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
-        """Begin a transaction beside which nobody writes, and commit it."""
 
 
 async def read(database: Database, operations: Sequence[Operation]) -> None:
@@ -254,12 +251,14 @@ async def _answer_or_try_again(
                 raise TransactionTakenError.of(record, event.transaction_id)
         if write.row != row:
             return True  # the ledger's newer record makes another row of it
-        if fault is None and isinstance(event, NotSent):
-            # PostgreSQL takes NotSent only from the process that was granted the attempt.
-            raise TransitionError("another process was granted this attempt")
-    if fault is not None or write.tries == TRIES:
-        raise fault or LedgerUnavailableError("the ledger did not take this")
-    return True
+    if fault is not None:
+        raise fault
+    if write.tries < TRIES:
+        return True
+    if isinstance(event, NotSent):
+        # PostgreSQL takes NotSent only from the process that was granted the attempt.
+        raise TransitionError("another process was granted this attempt")
+    raise LedgerUnavailableError("the ledger did not take this")
 
 
 async def _note_overpaid(database: Database, paid: list[Write]) -> None:

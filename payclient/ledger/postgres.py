@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import asyncpg
@@ -19,7 +20,7 @@ from payclient.clock import read_exception
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
-from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop, pauses
+from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record
@@ -29,8 +30,11 @@ __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
 
 #: Seconds in which the server must have answered a statement.
 ANSWER = 10.0
-#: Seconds that a batch waits for a server that cannot be reached.
+#: Seconds in which a server that has let us in must have shown or made the ledger.
+OPENING = 30.0
+#: Seconds that a batch waits for a server that cannot be reached, and those before each attempt to reach it.
 PATIENCE = 5.0
+PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: Operations of one batch.
 MOST = 1000
 #: Seconds after which an attempt is due that was permitted by a process that follows no asks.
@@ -113,13 +117,6 @@ class PostgresDatabase:
             await self.fetch("probe", ())
         return True  # as far as can be said: the server overwrites what was deleted in its own time
 
-    @asynccontextmanager
-    async def exclusive_transaction(self) -> AsyncIterator[None]:
-        self._prepared = None  # by a pooler this may be another server, and within it nothing is asked twice
-        async with self.connection.transaction(isolation="read_committed"):
-            await self.connection.execute(self._statements["lock_writers_out"], timeout=ANSWER)
-            yield
-
 
 class PostgresWriter(Writer):
     """The task that owns the connection. Each operation is answered within a bounded time."""
@@ -191,9 +188,9 @@ class PostgresWriter(Writer):
 
         Raises `LedgerUnavailableError` where the server is away for longer.
         """
-        until, wait = self.loop.time() + PATIENCE, pauses()
+        until, pauses = self.loop.time() + PATIENCE, chain(PAUSES, repeat(PAUSES[-1]))
         while self._database is None or self._database.connection.is_closed():
-            await asyncio.sleep(next(wait))
+            await asyncio.sleep(next(pauses))
             try:
                 connection, digest_key, _ = await self._server.open(timeout=ANSWER)
                 self._database = PostgresDatabase(connection, self._server.statements)
@@ -260,7 +257,7 @@ class PostgresLedger(StoredLedger):
     ) -> PostgresLedger:
         """Do what `open_ledger` does. `poll`: seconds from one look at what is watched to the next."""
         server = Server(url, read_only=read_only)
-        connection, digest_key, created = await server.open_patiently(create=create)
+        connection, digest_key, created = await server.open(timeout=OPENING, create=create)
         return cls(server, poll, PostgresWriter(server, connection, digest_key), digest_key, created)
 
     # --- With other processes

@@ -93,41 +93,8 @@ CREATE TABLE payclient.open_attempts (
 CREATE INDEX open_attempts_due ON payclient.open_attempts (due);
 CREATE INDEX open_attempts_held ON payclient.open_attempts (holder);
 
--- What stays of an attempt that was archived: what a permit must know, and what its outcome says.
-CREATE TABLE payclient.archived (
-    id bigint PRIMARY KEY,
-    amount bigint NOT NULL,
-    transaction_id bigint,
-    created_at double precision NOT NULL,
-    decided_at double precision NOT NULL,
-    links_dead_at double precision,
-    archived_at double precision NOT NULL,
-    error_code bigint,
-    attempt integer NOT NULL,
-    ask integer NOT NULL,
-    version integer NOT NULL,
-    client_transaction_id text COLLATE "C" NOT NULL,
-    kind text NOT NULL,
-    digest bytea NOT NULL,
-    credentials bytea NOT NULL,
-    currency text NOT NULL,
-    state text NOT NULL,
-    evidence text NOT NULL,
-    error_type text,
-    purchase text COLLATE "C" NOT NULL,
-    UNIQUE (client_transaction_id, attempt),
-    UNIQUE (purchase, ask)
-);
-
-CREATE INDEX archived_of_transaction ON payclient.archived (transaction_id) WHERE transaction_id IS NOT NULL;
-
-CREATE VIEW payclient.live_records AS
-SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
-    coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
-    coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
-    expires_at, notified_at, decided_at, error_code, error_type, messages, purchase, links_dead_at, beside_open_form,
-    reason, receipt, false AS archived
-FROM payclient.attempts AS a LEFT JOIN LATERAL (
+CREATE VIEW payclient.records AS
+SELECT {newest} FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
 ) AS c ON true;
 
@@ -152,16 +119,15 @@ BEGIN
         RAISE EXCEPTION 'synchronous_commit could lose this';
     END IF;
     PERFORM pg_advisory_xact_lock($1);
-    -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
-    -- Without a permit, this locks the table before `changes` is locked, in which order an archive locks them. By `+ 0`
-    -- no plan reads all attempts in the order of their ids; nor does one below, where NOT EXISTS would be a join.
-    PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id + 0 FOR NO KEY UPDATE;
     IF cardinality($4) > 0 THEN
+        -- A change that may forbid the permit of another ask locks its attempt, too: what is seen from here on is newer.
+        -- By `+ 0` no plan reads all attempts in the order of their ids; nor does the next one, where NOT EXISTS would be
+        -- a join.
+        PERFORM FROM payclient.attempts WHERE purchase = ANY($13) ORDER BY id + 0 FOR NO KEY UPDATE;
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, {permit}, owner, ask)
             SELECT new.*, $1,
-                1 + greatest((SELECT coalesce(max(ask), 0) FROM payclient.attempts WHERE purchase = new.purchase),
-                    (SELECT max(ask) FROM payclient.archived WHERE purchase = new.purchase))
+                1 + (SELECT coalesce(max(ask), 0) FROM payclient.attempts WHERE purchase = new.purchase)
             FROM (
                 SELECT nextval('payclient.cursors'), u.*
                 FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u ({permit})
@@ -170,13 +136,7 @@ BEGIN
                 SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
                     AND r.attempt = new.attempt - 1 AND r.state = 'refused'
             )) AND (
-                SELECT true FROM payclient.archived
-                WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt LIMIT 1
-            ) IS NULL AND (
-                SELECT true FROM payclient.live_records
-                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds} LIMIT 1
-            ) IS NULL AND (
-                SELECT true FROM payclient.archived_records
+                SELECT true FROM payclient.records
                 WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds} LIMIT 1
             ) IS NULL
             ORDER BY new.purchase, new.client_transaction_id
@@ -257,7 +217,7 @@ END $$;
 
 CREATE FUNCTION payclient.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION '%', TG_ARGV[0];
+    RAISE EXCEPTION 'what is written stays';
 END $$;
 
 -- Locks the attempt before it. So does the check of a change of what was refused: one of the two comes first.
@@ -274,34 +234,12 @@ BEGIN
     RETURN new;
 END $$;
 
--- Runs after the insertion, and so after any archive before it: what is seen here cannot have been deleted.
-CREATE FUNCTION payclient.check_permits() RETURNS trigger LANGUAGE plpgsql
-{by_index} AS $$
-BEGIN
-    IF EXISTS (
-        SELECT FROM permitted AS p JOIN payclient.archived AS a USING (client_transaction_id)
-        WHERE a.attempt >= p.attempt
-    ) THEN
-        RAISE EXCEPTION 'not a permit';
-    END IF;
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION payclient.check_archived() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF ({new_kept}, new.ask) IS DISTINCT FROM (
-        SELECT ({kept}, (SELECT ask FROM payclient.attempts WHERE id = new.id))
-        FROM payclient.live_records
-        WHERE id = new.id AND NOT EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = new.id)
-    ) THEN
-        RAISE EXCEPTION 'only what is decided is archived, as it is';
-    END IF;
-    RETURN new;
-END $$;
-
 CREATE FUNCTION payclient.check_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM payclient.archived WHERE id = (to_jsonb(old) ->> TG_ARGV[0])::bigint) THEN
+    IF NOT EXISTS (
+        SELECT FROM payclient.changes
+        WHERE attempt_id = old.attempt_id AND version > old.version AND event = 'Archived'
+    ) THEN
         RAISE EXCEPTION 'what is written stays';
     END IF;
     RETURN old;
@@ -313,25 +251,29 @@ BEGIN
     IF new.before IN ('refused', 'cancelled', 'unknown', 'expired') THEN
         PERFORM FROM payclient.attempts WHERE id = new.attempt_id FOR NO KEY UPDATE;
     END IF;
-    IF new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
+    IF new.attempt_id >= new.cursor
+    OR new.before IS DISTINCT FROM coalesce(
+        (SELECT after FROM payclient.changes
+            WHERE attempt_id = new.attempt_id AND version = new.version - 1 AND event <> 'Archived'),
+        (SELECT 'sending' FROM payclient.records WHERE id = new.attempt_id AND new.version = 1 AND NOT archived)
+    )
+    OR (new.event = 'Archived' AND (
+        ({new_kept}) IS DISTINCT FROM (
+            SELECT ({kept}) FROM payclient.changes
+            WHERE attempt_id = new.attempt_id AND version = new.version - 1 AND decided_at IS NOT NULL
+        )
+        OR EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = new.attempt_id)
+    ))
+    OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
         SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
         WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
-    ) THEN
-        RAISE EXCEPTION 'illegal move';
-    END IF;
-    IF new.event = 'Created' AND EXISTS (
+    ))
+    OR (new.event = 'Created' AND EXISTS (
         SELECT FROM payclient.transactions
         WHERE transaction_id = new.transaction_id AND credentials <> ''
             AND credentials = (SELECT credentials FROM payclient.attempts WHERE id = new.attempt_id)
-            AND client_transaction_id <> (
-                SELECT client_transaction_id FROM payclient.attempts WHERE id = new.attempt_id)
-    ) THEN
-        RAISE EXCEPTION 'illegal move';
-    END IF;
-    IF new.attempt_id >= new.cursor OR new.before IS DISTINCT FROM coalesce(
-        (SELECT after FROM payclient.changes WHERE attempt_id = new.attempt_id AND version = new.version - 1),
-        (SELECT 'sending' FROM payclient.attempts WHERE id = new.attempt_id AND new.version = 1)
-    ) THEN
+            AND client_transaction_id <> (SELECT client_transaction_id FROM payclient.attempts WHERE id = new.attempt_id)
+    )) THEN
         RAISE EXCEPTION 'illegal move';
     END IF;
     RETURN new;
@@ -343,32 +285,29 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION payclient.drop_older() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM payclient.changes WHERE attempt_id = new.attempt_id AND version < new.version;
+    RETURN NULL;
+END $$;
+
 CREATE TRIGGER guard_permit BEFORE INSERT ON payclient.attempts FOR EACH ROW
 WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit();
 
 CREATE TRIGGER guard_change BEFORE INSERT ON payclient.changes FOR EACH ROW
 EXECUTE FUNCTION payclient.check_change();
 
-CREATE TRIGGER guard_permits AFTER INSERT ON payclient.attempts REFERENCING NEW TABLE AS permitted
-FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_permits();
-
-CREATE TRIGGER guard_archived BEFORE INSERT ON payclient.archived FOR EACH ROW
-EXECUTE FUNCTION payclient.check_archived();
-
-CREATE TRIGGER keep_archived BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.archived
-EXECUTE FUNCTION payclient.refuse('what is written stays');
-
-CREATE TRIGGER keep_attempts BEFORE UPDATE OR TRUNCATE ON payclient.attempts
-EXECUTE FUNCTION payclient.refuse('what is written stays');
+CREATE TRIGGER keep_attempts BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.attempts
+EXECUTE FUNCTION payclient.refuse();
 
 CREATE TRIGGER keep_changes BEFORE UPDATE OR TRUNCATE ON payclient.changes
-EXECUTE FUNCTION payclient.refuse('what is written stays');
-
-CREATE TRIGGER keep_live_attempts BEFORE DELETE ON payclient.attempts FOR EACH ROW
-EXECUTE FUNCTION payclient.check_deleted('id');
+EXECUTE FUNCTION payclient.refuse();
 
 CREATE TRIGGER keep_live_changes BEFORE DELETE ON payclient.changes FOR EACH ROW
-EXECUTE FUNCTION payclient.check_deleted('attempt_id');
+EXECUTE FUNCTION payclient.check_deleted();
+
+CREATE TRIGGER drop_archived AFTER INSERT ON payclient.changes FOR EACH ROW
+WHEN (new.event = 'Archived') EXECUTE FUNCTION payclient.drop_older();
 
 CREATE TRIGGER close_decided AFTER INSERT ON payclient.changes FOR EACH ROW
 WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close();
@@ -399,8 +338,7 @@ SELECT privilege, relation FROM (VALUES
     ('attempts', ARRAY['SELECT', 'INSERT', 'UPDATE']), ('changes', ARRAY['SELECT', 'INSERT']),
     ('open_attempts', ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
     ('form_links', ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']),
-    ('meta', ARRAY['SELECT', 'UPDATE']), ('archived', ARRAY['SELECT']), ('records', ARRAY['SELECT']),
-    ('live_records', ARRAY['SELECT']), ('archived_records', ARRAY['SELECT']), ('history', ARRAY['SELECT']),
+    ('meta', ARRAY['SELECT', 'UPDATE']), ('records', ARRAY['SELECT']), ('history', ARRAY['SELECT']),
     ('transactions', ARRAY['SELECT']), ('cursors', ARRAY['USAGE'])
 ) AS needs (relation, privileges), unnest(privileges) AS privilege, to_regclass(format('%I.%I', $1::text, relation)) AS r
 WHERE NOT CASE privilege WHEN 'USAGE' THEN has_sequence_privilege(r, 'USAGE') ELSE has_table_privilege(r, privilege) END
@@ -438,20 +376,6 @@ SELECT pg_logical_emit_message(true, 'payclient', '')
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
 
--- Every writer of attempts or changes comes before what follows in this transaction, or after it, and so does a permit
--- that locks what its purchase has. The server ends the transaction where its process stands still, or its machine is
--- gone: all permits wait for it.
--- name: lock_writers_out
-SET LOCAL lock_timeout = '5s';
-SET LOCAL idle_in_transaction_session_timeout = '5s';
-LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN EXCLUSIVE MODE
-
--- The ids of these are in a JSON array.
--- name: archive
-INSERT INTO payclient.archived ({kept}, archived_at, ask)
-SELECT {kept}, $1, (SELECT ask FROM payclient.attempts AS a WHERE a.id = r.id) FROM payclient.live_records AS r
-WHERE id IN (SELECT value::bigint FROM json_array_elements_text($2::json))
-
 -- Once this is answered, all that an opening of the ledger sent before it lost its connection is done or undone.
 -- name: wait_for_own
 SELECT pg_advisory_xact_lock($1::bigint)
@@ -473,8 +397,8 @@ FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
 JOIN payclient.attempts AS a ON id = attempt_id
 WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE
     WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false
-    WHEN (SELECT count(*) FROM payclient.live_records
-        WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing')) < 2 THEN false
+    WHEN (SELECT count(*) FROM payclient.records
+        WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing') AND NOT archived) < 2 THEN false
     ELSE (SELECT count(*) FROM payclient.attempts AS ask, LATERAL (
             SELECT FROM payclient.changes
             WHERE attempt_id = ask.id AND event = 'Overpaid' AND cursor > c.cursor OFFSET 0  -- by the attempt alone
@@ -491,7 +415,7 @@ WITH found AS MATERIALIZED (  -- once: a subquery under UPDATE may run again, an
     UPDATE payclient.open_attempts SET holder = $1, due = clock_timestamp() + make_interval(secs => $3)
     WHERE attempt_id IN (SELECT attempt_id FROM found) RETURNING attempt_id
 )
-SELECT {record} FROM payclient.live_records WHERE id IN (SELECT attempt_id FROM claimed)
+SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM claimed)
 
 -- Puts off what is due within two thirds of the time, and counts what is held; what somebody writes at this moment is
 -- put off next time.

@@ -8,13 +8,12 @@ the fault's name.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,19 +23,14 @@ import asyncpg
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
-
-#: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
-VERSION = 1
 
 #: Seconds until a server must have let us in, and of each where the address has several: one that is frozen takes the
 #: connection and says nothing.
 CONNECT = 5.0
 CONNECT_TO_EACH = 2.0
-#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting.
-OPENING = 30.0
 #: Seconds that this machine's clock may be off the server's: a form's links count as dead so much earlier.
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
@@ -74,20 +68,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_detach_in_child)
 
 
-class _BusyServerError(LedgerUnavailableError):
-    """The server takes no connection now, and may take one soon."""
-
-
 def drop(connection: asyncpg.Connection | None) -> None:
     """Terminate a connection, whatever state it is in."""
     if connection is not None:
         with suppress(*FAULTS):
             connection.terminate()
-
-
-def pauses() -> Iterator[float]:
-    """Yield the seconds between attempts to reach a server."""
-    return itertools.chain((0.0, 0.05, 0.1, 0.2, 0.5, 1.0), itertools.repeat(2.0))
 
 
 def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
@@ -135,7 +120,7 @@ class Server:
             except PayError as error:
                 faults.append(error)
         # Where all hosts failed, one that answered says more than one that did not.
-        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
+        said = [fault for fault in faults if isinstance(fault, ConfigurationError)]
         raise (said or faults)[-1].with_traceback(None)
 
     async def open(self, *, timeout: float, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
@@ -159,21 +144,6 @@ class Server:
                 fault = ConfigurationError(words)
         raise fault
 
-    async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
-        """Open, and try again for `OPENING` seconds while the server takes no connections. Raises as `open`."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + OPENING
-        for pause in pauses():
-            try:
-                return await self.open(timeout=OPENING, create=create)
-            except _BusyServerError as error:
-                if loop.time() + pause > until:
-                    # Not as a `_BusyServerError`, which would pickle by a private name.
-                    fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
-                    break
-            await asyncio.sleep(pause)
-        raise fault
-
     async def check(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
         """Check the server and the schema; return the digest key, and whether the schema was made."""
         _check_settings(await connection.fetchrow(self.statements["settings"]))
@@ -182,7 +152,7 @@ class Server:
         if filled and not meta:
             raise foreign
         if not (meta or create):
-            raise missing(None)
+            raise missing(self.location)
         created = not meta and await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])
@@ -190,7 +160,7 @@ class Server:
             row = None
         if row is None:
             raise foreign
-        check_version(row[0], VERSION)
+        check_version(row[0])
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
         if not present >= self._names:
             raise ConfigurationError(
@@ -243,7 +213,7 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
         fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
     except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
         what = "the ledger's server takes no more connections, or is starting or stopping"
-        fault = _BusyServerError(f"{what} ({type(error).__name__})")
+        fault = LedgerUnavailableError(f"{what} ({type(error).__name__})")
     except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
         fault = unavailable(error, "opened")
     except (asyncpg.InterfaceError, ValueError, OverflowError):  # a port, for instance

@@ -17,6 +17,9 @@ from payclient.ledger import Change, PurchaseHeldError
 from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance, transition_error
 from payclient.logs import ledger_log as log
 
+#: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A ledger of another version is refused.
+VERSION = 1
+
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
@@ -55,11 +58,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _PERMIT, _FACTS = COLUMNS["whole_attempt"][1:], COLUMNS["whole_change"][2:]
-#: What the ledger keeps of an attempt that was archived.
+#: What the change `Archived` repeats of the one before it: all but the texts.
 _KEPT = (
-    "id", "client_transaction_id", "attempt", "kind", "digest", "credentials", "amount", "currency", "state",
-    "evidence", "version", "transaction_id", "created_at", "decided_at", "error_code", "error_type", "purchase",
-    "links_dead_at",
+    "after", "state_evidence", "transaction_id", "expires_at", "candidate_ids", "notified_at", "decided_at",
+    "error_code", "error_type",
 )  # fmt: skip
 _permit_fields = attrgetter(*_PERMIT)
 #: The columns from which a record and a change are read.
@@ -94,14 +96,11 @@ def read_statements(file: str) -> dict[str, str]:
     return {name: re.sub(r"\{(\w+)\}", lambda word: values[word[1]], sql) for name, sql in statements.items()}
 
 
-def missing(path: str | None) -> LedgerMissingError:
-    """Return the error of a file, or of a PostgreSQL database (None), in which no ledger is."""
-    words = (
-        "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
+def missing(where: str) -> LedgerMissingError:
+    """Return the error of a path, or of a server's address without its user, at which no ledger is."""
+    return LedgerMissingError(
+        f"the ledger must exist, and there is no ledger at {where}; `payclient ledger init` makes one"
     )
-    if path is not None:
-        words = f"the ledger must exist, and there is no ledger at {path}; `payclient ledger init` makes one"
-    return LedgerMissingError(words)
 
 
 def refuse_if(*faults: tuple[bool, str]) -> None:
@@ -111,11 +110,11 @@ def refuse_if(*faults: tuple[bool, str]) -> None:
             raise ConfigurationError(words)
 
 
-def check_version(found: object, needed: int) -> None:
+def check_version(found: object) -> None:
     """Raise `ConfigurationError` for the schema of another release."""
-    if found != needed:
+    if found != VERSION:
         raise ConfigurationError(
-            f"the ledger must have schema version {needed}, and has version {found}: another release of payclient "
+            f"the ledger must have schema version {VERSION}, and has version {found}: another release of payclient "
             "made it; nothing was changed"
         )
 

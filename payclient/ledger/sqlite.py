@@ -10,9 +10,9 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from itertools import count
 from typing import Any
@@ -122,23 +122,20 @@ class SqliteDatabase:
             # Writes what is there already: a full disk shows.
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         if not self._is_wiped:
-            self._wipe()
+            # Empty the write-ahead log; another time, while a reader needs it: waiting would hold up all permits.
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self._is_wiped = not is_busy
+            finally:
+                self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
         return self._is_wiped
 
-    def _wipe(self) -> None:
-        """Empty the write-ahead log, which may hold deleted links. While a reader needs it, do so another time."""
-        self._connection.execute("PRAGMA busy_timeout = 0")  # waiting would hold up all permits
-        try:
-            is_busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._is_wiped = not is_busy
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
-
-    @asynccontextmanager
-    async def exclusive_transaction(self) -> AsyncIterator[None]:
+    def begin(self) -> None:
         self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
-        yield
+
+    def commit(self) -> None:
         self._connection.execute("COMMIT")
 
     def roll_back(self) -> None:
@@ -277,8 +274,9 @@ class SqliteWriter(Writer):
         """Answer every operation."""
         if writes := writes_of(operations):
             try:
-                async with database.exclusive_transaction():
-                    await write(database, writes, [])
+                database.begin()
+                await write(database, writes, [])
+                database.commit()
             except Exception as error:  # any failure: nothing was committed
                 self._log_failure(fault := unavailable(error, "written"))
                 for each in writes:

@@ -2,14 +2,13 @@
 --
 -- Attempts and their changes are only inserted: the newest change says where an attempt stands. The database itself
 -- keeps the promises: its unique keys and its guards refuse a second open attempt, every illegal move, and any change
--- of what was written. The PostgreSQL ledger has the same tables.
+-- of what was written. Of an archived attempt alone all changes but the last one, `Archived`, are deleted as that is
+-- inserted, and none follows it. The PostgreSQL ledger has the same tables.
 
 -- name: schema
 CREATE TABLE meta (
     digest_key BLOB NOT NULL,
-    environment BLOB,
-    -- The highest number of a change that was archived: no number is given twice.
-    archived_cursor INTEGER NOT NULL DEFAULT 0
+    environment BLOB
 ) STRICT;
 
 -- The permits, and what an attempt is. A permit's id and a change's cursor are numbers of one order.
@@ -70,41 +69,8 @@ CREATE TABLE form_links (
     until REAL NOT NULL
 ) STRICT;
 
--- What stays of an attempt that was archived: what a permit must know, and what its outcome says.
-CREATE TABLE archived (
-    id INTEGER PRIMARY KEY,
-    client_transaction_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    digest BLOB NOT NULL,
-    credentials BLOB NOT NULL,
-    amount INTEGER NOT NULL,
-    currency TEXT NOT NULL,
-    state TEXT NOT NULL,
-    evidence TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    transaction_id INTEGER,
-    created_at REAL NOT NULL,
-    decided_at REAL NOT NULL,
-    error_code INTEGER,
-    error_type TEXT,
-    purchase TEXT NOT NULL,
-    links_dead_at REAL,
-    archived_at REAL NOT NULL,
-    UNIQUE (client_transaction_id, attempt)
-) STRICT;
-
-CREATE INDEX archived_of_purchase ON archived (purchase);
-
-CREATE INDEX archived_of_transaction ON archived (transaction_id) WHERE transaction_id IS NOT NULL;
-
-CREATE VIEW live_records AS
-SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
-    coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
-    coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
-    expires_at, notified_at, decided_at, error_code, error_type, messages, purchase, links_dead_at, beside_open_form,
-    reason, receipt, 0 AS archived
-FROM attempts LEFT JOIN changes ON cursor = (
+CREATE VIEW records AS
+SELECT {newest} FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
 );
 
@@ -115,9 +81,6 @@ CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
 WHEN new.id <= (SELECT max(id) FROM attempts)
 OR EXISTS (
     SELECT 1 FROM attempts WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
-)
-OR EXISTS (
-    SELECT 1 FROM archived WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
 )
 OR (new.attempt > 1 AND 'refused' IS NOT (
     SELECT state FROM records
@@ -132,10 +95,17 @@ BEGIN SELECT RAISE(ABORT, 'not a permit'); END;
 CREATE TRIGGER guard_change BEFORE INSERT ON changes
 WHEN new.cursor <= (SELECT max(cursor) FROM changes) OR new.attempt_id >= new.cursor
 OR new.before IS NOT coalesce(
-    (SELECT CASE version WHEN new.version - 1 THEN after ELSE '' END FROM changes
+    (SELECT CASE WHEN version = new.version - 1 AND event <> 'Archived' THEN after ELSE '' END FROM changes
         WHERE attempt_id = new.attempt_id ORDER BY version DESC LIMIT 1),
     (SELECT 'sending' FROM attempts WHERE id = new.attempt_id AND new.version = 1)
 )
+OR (new.event = 'Archived' AND (
+    ({new_kept}) IS NOT (
+        SELECT {kept} FROM changes
+        WHERE attempt_id = new.attempt_id AND version = new.version - 1 AND decided_at IS NOT NULL
+    )
+    OR EXISTS (SELECT 1 FROM form_links WHERE attempt_id = new.attempt_id)
+))
 OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
     SELECT 1 FROM attempts AS mine JOIN attempts AS newer USING (client_transaction_id)
     WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
@@ -148,32 +118,17 @@ OR (new.event = 'Created' AND EXISTS (
 ))
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
 
-CREATE TRIGGER guard_archived BEFORE INSERT ON archived
-WHEN ({new_kept}) IS NOT (
-    SELECT {kept} FROM live_records WHERE id = new.id AND NOT EXISTS (SELECT 1 FROM form_links WHERE attempt_id = id)
-)
-BEGIN SELECT RAISE(ABORT, 'only what is decided is archived, as it is'); END;
-
-CREATE TRIGGER keep_archived BEFORE DELETE ON archived
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
-
-CREATE TRIGGER keep_archived_as_they_are BEFORE UPDATE ON archived
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
-
 CREATE TRIGGER keep_attempts BEFORE DELETE ON attempts
-WHEN NOT EXISTS (SELECT 1 FROM archived WHERE id = old.id)
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
 CREATE TRIGGER keep_attempts_as_they_are BEFORE UPDATE ON attempts
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
 CREATE TRIGGER keep_changes BEFORE DELETE ON changes
-WHEN NOT EXISTS (SELECT 1 FROM archived WHERE id = old.attempt_id)
+WHEN NOT EXISTS (
+    SELECT 1 FROM changes WHERE attempt_id = old.attempt_id AND version > old.version AND event = 'Archived'
+)
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
-
-CREATE TRIGGER keep_cursor AFTER DELETE ON changes BEGIN
-    UPDATE meta SET archived_cursor = max(archived_cursor, old.cursor);
-END;
 
 CREATE TRIGGER keep_changes_as_they_are BEFORE UPDATE ON changes
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
@@ -190,6 +145,10 @@ CREATE TRIGGER open_reversing AFTER INSERT ON changes WHEN new.after = 'reversin
     INSERT INTO open_attempts (attempt_id) VALUES (new.attempt_id);
 END;
 
+CREATE TRIGGER drop_archived AFTER INSERT ON changes WHEN new.event = 'Archived' BEGIN
+    DELETE FROM changes WHERE attempt_id = new.attempt_id AND version < new.version;
+END;
+
 -- name: insert_meta
 INSERT INTO meta (digest_key) VALUES (?)
 
@@ -197,8 +156,7 @@ INSERT INTO meta (digest_key) VALUES (?)
 SELECT digest_key FROM meta
 
 -- name: last_cursor
-SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0), archived_cursor)
-FROM meta
+SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0))
 
 -- A statement for many rows repeats what follows VALUES, or the one question mark of IN.
 -- name: permit
@@ -225,8 +183,3 @@ SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 -- name: news
 SELECT {change} FROM changes JOIN attempts ON id = attempt_id
 WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
-
--- The ids of these are in a JSON array.
--- name: archive
-INSERT INTO archived ({kept}, archived_at)
-SELECT {kept}, ? FROM live_records WHERE id IN (SELECT value FROM json_each(?))

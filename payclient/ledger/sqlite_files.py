@@ -11,7 +11,6 @@ import re
 import secrets
 import sqlite3
 import stat
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -22,7 +21,7 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
 
 try:
     import fcntl
@@ -33,8 +32,6 @@ STATEMENTS = {
     name: re.sub(r"\$\d", "?", sql.replace("payclient.", ""))
     for name, sql in read_statements("sqlite.sql").items()
 }
-#: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
-VERSION = 1
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
 
@@ -139,10 +136,9 @@ def _identity_of(file: str) -> tuple[int, int]:
 #: The errors of `flock` where a file system has no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
-#: The lock files that this process has open.
-_held: set[int] = set()
-#: No fork comes between the opening of a lock file and its entry in `_held`. Reentrant, so that it knows its owner.
-_guard = threading.RLock()
+#: The locks that this process holds: the device and the inode of each file, and the file itself. A fork waits until
+#: nobody is opening a ledger (`sqlite`), so that it finds here each lock file that is open.
+_held: dict[tuple[int, int], int] = {}
 
 
 def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
@@ -152,11 +148,10 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     root makes. Raises `LedgerInUseError` where another open file holds the lock, `ConfigurationError` where there are
     no locks, and `OSError`.
     """
-    with _guard:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        _held.add(file)
-    undo.callback(_release, file)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    undo.callback(os.close, file)
     status = os.fstat(file)
+    identity = status.st_dev, status.st_ino
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"the ledger's lock must be a regular file, and {path} is not one")
     if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
@@ -164,32 +159,33 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fault: PayError = _in_use(file)
+        fault: PayError = _in_use(file, is_ours=identity in _held)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
         fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
     else:
+        _held[identity] = file
+        undo.callback(_held.pop, identity)
         # Read by a process that finds the lock taken; the lock itself is `flock` alone.
         with suppress(OSError):
             os.ftruncate(file, 0)
             os.pwrite(file, b"%d\n" % os.getpid(), 0)
-        return status.st_dev, status.st_ino
+        return identity
     raise fault
 
 
-def _in_use(file: int) -> LedgerInUseError:
+def _in_use(file: int, *, is_ours: bool) -> LedgerInUseError:
     """Return the error that names the process whose id the lock file has."""
     written = os.pread(file, 20, 0).strip()
     owner = int(written) if written.isdigit() else None
-    with _guard:  # another thread may release one meanwhile
-        is_open = any(os.path.sameopenfile(file, each) for each in _held - {file})
-    # Without an id yet, its owner has locked it just now.
-    is_ours = is_open and owner in (os.getpid(), None)
-    if owner == os.getpid() and not is_ours:
-        owner = None  # a process of another container, which has the same id there
-    who = "another process" if owner is None else f"process {owner}"
-    who = "this process, which opened it before" if is_ours else who
+    if is_ours:
+        who = "this process, which opened it before"
+    elif owner in (None, os.getpid()):
+        # Not written yet; or of a process in another container, which has the same id there.
+        owner, who = None, "another process"
+    else:
+        who = f"process {owner}"
     fault = LedgerInUseError(
         f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
         'PostgreSQL ledger: ledger="postgresql://..."'
@@ -198,28 +194,15 @@ def _in_use(file: int) -> LedgerInUseError:
     return fault
 
 
-def _release(file: int) -> None:
-    with _guard:
-        _held.remove(file)
-        os.close(file)
-
-
 def _drop_in_child() -> None:
     """Close the copies that a child inherited: they would hold the lock after its parent's end."""
-    _guard._at_fork_reinit()  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
-    for file in _held:
+    for file in _held.values():
         os.close(file)
     _held.clear()
 
 
-def _end_fork() -> None:
-    # The fork did not take it where another thread loaded this module amid the fork, or Ctrl-C ended the wait.
-    with suppress(RuntimeError):
-        _guard.release()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_guard.acquire, after_in_parent=_end_fork, after_in_child=_drop_in_child)
+    os.register_at_fork(after_in_child=_drop_in_child)
 
 
 # How it is opened
@@ -380,7 +363,7 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     filled = bool(_parts(connection))
     connection.execute("COMMIT")
     if application == APPLICATION_ID:
-        check_version(version, VERSION)
+        check_version(version)
     elif application or version or filled:
         raise ConfigurationError("the ledger's file is another program's SQLite database")
     return filled

@@ -127,9 +127,8 @@ class StoredLedger(Ledger):
         return _records(self._read("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
-        (bounds,) = await self._read("ids")  # the first and the last, here and of what was archived
-        known = [number for number in bounds if number is not None]
-        for begin in range(min(known, default=1) - 1, max(known, default=0), NUMBERS):
+        ((first, last),) = await self._read("ids")
+        for begin in range((first or 1) - 1, last or 0, NUMBERS):
             for row in await self._read("records", begin, begin + NUMBERS):
                 yield record_of(row)
 

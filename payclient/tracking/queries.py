@@ -300,7 +300,7 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
             ends = (said for change, said in history if change.event == Exhausted.__name__)
             return bool(next(ends, None))
         case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
-            return True  # an archived attempt may have been notified: the ledger keeps that no more
+            return True  # its history, which may say that it exists, is in the archive's file alone
         case "sale", State.REFUSED:
             # Its code may have come into the profile since; what was known then, only the history has.
             return before.error_code in codes or any(said.get("exists") for _, said in history)

@@ -171,16 +171,33 @@ FOR_EVER = 1_000_000
 
 
 @pytest.mark.parametrize("code", ["53300", "57P03"])
-async def test_a_server_at_its_limit(postgres: PostgresServer, code: str) -> None:
-    """The error says what the server that answers lacks: a free connection, or that it has started."""
+@in_jumping_time(0.5)
+async def test_a_server_at_its_limit_is_tried_again(
+    postgres: PostgresServer, database: str, code: str
+) -> None:
+    """A server without a free connection, or one that is starting, is asked until it has room."""
     async with PostgresProxy(postgres.port) as proxy:
-        proxy.refuses, proxy.code = FOR_EVER, code
+        proxy.refuses, proxy.code = 2, code
+        async with opened(postgres.url(database, port=proxy.port) + DIRECT) as ledger:
+            assert await ledger.permit(fresh())
+        assert proxy.asked == 3
+
+
+@in_jumping_time(0.02)
+async def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
+    """After half a minute the error says what the server that answers lacks, and for how long it was asked."""
+    loop = asyncio.get_running_loop()
+    async with PostgresProxy(postgres.port) as proxy:
+        proxy.refuses, begin = FOR_EVER, loop.time()
         caught = await error_of(
             LedgerUnavailableError,
-            open_ledger(f"postgresql://ana:s3cret@127.0.0.1:1,127.0.0.1:{proxy.port}/shop{DIRECT}"),
-            match=r"no more connections, or is starting",
+            open_ledger(f"postgresql://ana:s3cret@127.0.0.1:{proxy.port},127.0.0.1:1/shop{DIRECT}"),
+            match=r"no more connections.* tried again for 30 s",
         )
+        assert type(caught) is LedgerUnavailableError
         assert "s3cret" not in str(caught)
+        assert 25 < loop.time() - begin < 60
+        assert 10 < proxy.asked < 40
 
 
 @in_jumping_time(0.5)

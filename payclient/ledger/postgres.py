@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, repeat
 from typing import Any
 
 import asyncpg
@@ -20,7 +19,7 @@ from payclient.clock import read_exception
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
-from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop
+from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop, pauses
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record
@@ -30,11 +29,8 @@ __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
 
 #: Seconds in which the server must have answered a statement.
 ANSWER = 10.0
-#: Seconds in which a server that has let us in must have shown or made the ledger.
-OPENING = 30.0
-#: Seconds that a batch waits for a server that cannot be reached, and those before each attempt to reach it.
+#: Seconds that a batch waits for a server that cannot be reached.
 PATIENCE = 5.0
-PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: Operations of one batch.
 MOST = 1000
 #: Seconds after which an attempt is due that was permitted by a process that follows no asks.
@@ -188,9 +184,9 @@ class PostgresWriter(Writer):
 
         Raises `LedgerUnavailableError` where the server is away for longer.
         """
-        until, pauses = self.loop.time() + PATIENCE, chain(PAUSES, repeat(PAUSES[-1]))
+        until, wait = self.loop.time() + PATIENCE, pauses()
         while self._database is None or self._database.connection.is_closed():
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(wait))
             try:
                 connection, digest_key, _ = await self._server.open(timeout=ANSWER)
                 self._database = PostgresDatabase(connection, self._server.statements)
@@ -257,7 +253,7 @@ class PostgresLedger(StoredLedger):
     ) -> PostgresLedger:
         """Do what `open_ledger` does. `poll`: seconds from one look at what is watched to the next."""
         server = Server(url, read_only=read_only)
-        connection, digest_key, created = await server.open(timeout=OPENING, create=create)
+        connection, digest_key, created = await server.open_patiently(create=create)
         return cls(server, poll, PostgresWriter(server, connection, digest_key), digest_key, created)
 
     # --- With other processes

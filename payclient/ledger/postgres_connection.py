@@ -8,12 +8,13 @@ the fault's name.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,6 +32,8 @@ from payclient.secret import Secret
 #: connection and says nothing.
 CONNECT = 5.0
 CONNECT_TO_EACH = 2.0
+#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting.
+OPENING = 30.0
 #: Seconds that this machine's clock may be off the server's: a form's links count as dead so much earlier.
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
@@ -68,11 +71,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_detach_in_child)
 
 
+class _BusyServerError(LedgerUnavailableError):
+    """The server takes no connection now, and may take one soon."""
+
+
 def drop(connection: asyncpg.Connection | None) -> None:
     """Terminate a connection, whatever state it is in."""
     if connection is not None:
         with suppress(*FAULTS):
             connection.terminate()
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between attempts to reach a server."""
+    return itertools.chain((0.0, 0.05, 0.1, 0.2, 0.5, 1.0), itertools.repeat(2.0))
 
 
 def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
@@ -120,7 +132,7 @@ class Server:
             except PayError as error:
                 faults.append(error)
         # Where all hosts failed, one that answered says more than one that did not.
-        said = [fault for fault in faults if isinstance(fault, ConfigurationError)]
+        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
         raise (said or faults)[-1].with_traceback(None)
 
     async def open(self, *, timeout: float, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
@@ -142,6 +154,21 @@ class Server:
             if isinstance(error, asyncpg.InsufficientPrivilegeError):
                 words = f"the database's user may not read or make the ledger's schema, {self.schema}"
                 fault = ConfigurationError(words)
+        raise fault
+
+    async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
+        """Open, and try again for `OPENING` seconds while the server takes no connections. Raises as `open`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + OPENING
+        for pause in pauses():
+            try:
+                return await self.open(timeout=OPENING, create=create)
+            except _BusyServerError as error:
+                if loop.time() + pause > until:
+                    # Not as a `_BusyServerError`, which would pickle by a private name.
+                    fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
+                    break
+            await asyncio.sleep(pause)
         raise fault
 
     async def check(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
@@ -213,7 +240,7 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
         fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
     except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
         what = "the ledger's server takes no more connections, or is starting or stopping"
-        fault = LedgerUnavailableError(f"{what} ({type(error).__name__})")
+        fault = _BusyServerError(f"{what} ({type(error).__name__})")
     except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
         fault = unavailable(error, "opened")
     except (asyncpg.InterfaceError, ValueError, OverflowError):  # a port, for instance

@@ -34,7 +34,7 @@ def _english() -> Iterator[None]:
 CODE, CLI_CODE = (
     "".join(path.read_text(encoding="utf-8") for path in files)
     for files in (
-        [*ROOT.rglob("*.py"), ROOT / "cli/commands.toml"],
+        [*ROOT.rglob("*.py"), *ROOT.glob("cli/*.j2"), ROOT / "cli/commands.toml"],
         [path for path in (ROOT / "cli").iterdir() if path.suffix in (".py", ".j2")],
     )
 )

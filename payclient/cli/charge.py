@@ -17,7 +17,7 @@ from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import bad_rows
-from payclient.cli.texts import text
+from payclient.cli.texts import counted, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -171,8 +171,9 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
         terminal.say(in_words(*errors))
     if not groups:
         return True
-    more = "more" if len(groups) > MAX_ERRORS else "faults"
-    words = f"{file.path.name}: {text(f'file.{more}', count=len(file.errors), most=MAX_ERRORS)}"
+    words = f"{file.path.name}: {counted(len(file.errors), 'fault')}"
+    if len(groups) > MAX_ERRORS:
+        words += text("file.more", most=MAX_ERRORS)
     if skip_bad is not None and file.requests:
         terminal.say(text("file.left", words=words))
         return True

@@ -18,7 +18,7 @@ from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
-from payclient.cli.texts import reason, text
+from payclient.cli.texts import reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
@@ -75,9 +75,9 @@ def doctor(
 def _show(title: str, lines: Iterable[Check]) -> list[str]:
     """Print a section and return its levels."""
     out, levels = terminal.out(), list[str]()
-    out.print(f"[bold]{text(f'doctor.{title}')}[/]")
+    out.print(f"[bold]{sentence(title)}[/]")
     for level, words in lines:
-        out.print(f"  [{_COLOURS[level]}]{text(f'doctor.{level}'):<5}[/] {terminal.printable(words)}")
+        out.print(f"  [{_COLOURS[level]}]{sentence(level):<5}[/] {terminal.printable(words)}")
         levels.append(level)
     return levels
 
@@ -109,9 +109,7 @@ def _value(name: str, value: object, otherwise: str = "") -> str:
         token = value.read() if isinstance(value, TokenFile) else str(value)
         return text("doctor.token", count=len(token), place=where)
     shown = ", ".join(value) if isinstance(value, list) else str(value)
-    return text(
-        "doctor.value", name=name, value=location_of(shown) if name == "ledger" else shown, place=where
-    )
+    return f"{name}: {location_of(shown) if name == 'ledger' else shown}{where}"
 
 
 def check_named(profile: str | None) -> Iterator[Check]:
@@ -121,7 +119,7 @@ def check_named(profile: str | None) -> Iterator[Check]:
     except ConfigurationError as error:
         yield Check("wrong", reason(str(error)))
     else:
-        yield Check("ok", text("doctor.value", name=text("doctor.profile"), value=found.name, place=""))
+        yield Check("ok", f"{sentence('profile')}: {found.name}")
         yield from check_profile(found)
 
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, sums
-from payclient.cli.texts import counted, label, language, reason, text
+from payclient.cli.texts import counted, label, language, reason, sentence, text
 from payclient.errors import ConfigurationError
 from payclient.events import sanitize_text
 from payclient.lifecycle import State
@@ -45,8 +45,8 @@ def _templates() -> Environment:
     jinja = Environment(
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )
-    jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
-    jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word)
+    jinja.globals.update(text=text, name=sentence, word=label, counted=counted, reason=reason)
+    jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word, language=language)
     jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, written=_written)
     return jinja
 

@@ -18,7 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report, ledger_line
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
-from payclient.cli.texts import counted, reason, text
+from payclient.cli.texts import counted, label, reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.events import escape_text
 from payclient.ledger import Ledger, open_ledger
@@ -239,8 +239,7 @@ class Plan:
 
     def picture(self) -> RenderableType:
         """Return the plan for people: the money, then a line for each fact."""
-        numbers = (text(f"plan.{name}") for name in ("charges", "total", "smallest", "largest"))
-        table = terminal.simple_table(text("plan.currency"), numbers=tuple(numbers))
+        table = terminal.simple_table("currency", numbers=("charges", "total", "smallest", "largest"))
         amounts: dict[str, list[int]] = {}
         for request in self.file.requests:
             amounts.setdefault(request.currency, []).append(request.amount)
@@ -252,7 +251,7 @@ class Plan:
         facts.add_column(overflow="fold")
         for name, words, *style in self._facts():
             if words:
-                facts.add_row(text(f"plan.{name}"), Text(escape_text(words), *style))
+                facts.add_row(sentence(name), Text(escape_text(words), *style))
         return Group(table, facts, Text(""))
 
     def _facts(self) -> Iterator[tuple[str, ...]]:
@@ -262,21 +261,21 @@ class Plan:
         yield "rows", self._describe_rows(), _BAD if file.bad else ""
         above = _many("above", range(1, file.records.line))
         left_out = (above, _many("empty", file.empty), _many("total_line", file.total_lines))
-        yield "left_out", "; ".join(filter(None, left_out))
+        yield "left out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
         yield "phones", self._describe_phones()
-        yield "unread", _many("columns", file.unread)
+        yield "not read", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
-        yield "twice", _many("doubles", doubles), _LOUD
+        yield "twice?", _many("doubles", doubles), _LOUD
         yield "report", _many("replaced", self.replaced), _LOUD
         longest = max(file.lanes.values(), default=0)
         customers = "longest" if longest > 1 else "customers_count"
         yield "customers", _many(customers, [*file.lanes], longest=longest)
         yield "ledger", self.describe_ledger(), _LOUD if self.options.ledger and self.known.new else ""
-        changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
+        changed = [key for key, word in self.known.labels.items() if word == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
-        yield "to_send", self._describe_sends(longest)
+        yield "to send", self._describe_sends(longest)
         yield "token", "" if self.options.has_token else text("plan.no_token")
         url = self.options.url
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
@@ -289,8 +288,10 @@ class Plan:
         return _many("respelled", [row.line for row in respelled], shapes=shapes)
 
     def _describe_rows(self) -> str:
-        good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)
-        return good + bad + (text("plan.skipped", path=self.skip_bad) if bad and self.skip_bad else "")
+        good, bad = counted(len(self.file.requests), "good"), counted(len(self.file.bad), "bad")
+        if not self.file.bad:
+            return good
+        return f"{good}, {bad}" + (text("plan.skipped", path=self.skip_bad) if self.skip_bad else "")
 
     def describe_ledger(self) -> str:
         """Return what the ledger knows of the rows."""
@@ -306,7 +307,7 @@ class Plan:
 
     def _describe_sends(self, longest_lane: int) -> str:
         if not self.to_send:
-            return text("plan.nothing")
+            return label("nothing")
         if self.file.bad and self.skip_bad is None:
             return text("plan.nothing_bad", count=self.to_send)
         seconds = self.limits.longest(self.options.loaded_profile, self.to_send, longest_lane)

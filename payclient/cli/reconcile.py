@@ -291,8 +291,7 @@ def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int]) 
 
 def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> None:
     """Print the classes as a table, the first payments of those that do not agree, and the facts."""
-    names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
-    table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
+    table = terminal.simple_table("class", numbers=("payments", "here", "there"))
     for kind, pairs, sums in (*classes, total):
         sides = (
             "\n".join(

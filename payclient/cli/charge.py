@@ -156,8 +156,8 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
         if plan.known.labels and not shown.quiet:
             terminal.say(plan.describe_ledger())
     plan.check()
-    if plan.known.new and shown.yes and plan.options.ledger:
-        plan.options.check_missing()
+    if plan.known.new and shown.yes and plan.options.ledger and not plan.options.may_make:
+        raise plan.options.missing()
     if shown.dry_run and can_send:
         terminal.say(text("file.dry", name=file.path.name, count=len(file.requests)))
 

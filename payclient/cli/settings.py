@@ -155,26 +155,23 @@ class ChargeOptions(ServiceOptions):
                 self.token(),
                 ledger=self.ledger or "",
                 profile=self.loaded_profile,
-                create=self._may_make if create is None else create,
+                create=self.may_make if create is None else create,
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
-            raise self._missing() from None
+            raise self.missing() from None
 
-    def check_missing(self) -> None:
-        """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
-        if not self._may_make:
-            raise self._missing()
-
-    def _missing(self) -> ConfigurationError:
+    def missing(self) -> ConfigurationError:
+        """Return the error of a ledger that does not exist and may not be made."""
         return ConfigurationError(
             f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
             "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
         )
 
     @property
-    def _may_make(self) -> bool:
+    def may_make(self) -> bool:
+        """Whether a ledger that does not exist is made."""
         return self.new_ledger or self.ledger == "memory:"
 
 

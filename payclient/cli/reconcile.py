@@ -7,7 +7,7 @@ import asyncio
 import datetime
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from functools import cached_property
@@ -63,6 +63,8 @@ class Pair:
 
     record: Record | None
     entries: tuple[Entry, ...]
+    #: Whether a line whose state is not read may be about this payment: it may have been given back.
+    is_doubted: bool = False
 
     @cached_property
     def kind(self) -> Class:
@@ -78,8 +80,7 @@ class Pair:
             return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
         if record.state is not State.ACCEPTED:
             return Class.PAID_THERE
-        is_doubted = any(entry.is_doubted for entry in entries)  # it may have been given back
-        return Class.AGREED if there == record.amount and not is_doubted else Class.AMOUNTS_DIFFER
+        return Class.AGREED if there == record.amount and not self.is_doubted else Class.AMOUNTS_DIFFER
 
     @property
     def here(self) -> int:
@@ -105,7 +106,7 @@ class Pair:
             and record is not None
             and record.state in (State.UNKNOWN, State.EXPIRED)
             and len(self.entries) == 1
-            and not self.entries[0].is_doubted
+            and not self.is_doubted
             and self.there == record.amount
         )
 
@@ -123,24 +124,26 @@ class Pair:
 
 
 def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
-    """Put every attempt that is paid and every line into exactly one pair, and each pair into one class.
+    """Put every attempt that is paid and every line that is read into exactly one pair, and each pair into one class.
 
     Attempts that are not paid and not listed are in none: absence from a statement decides nothing.
     """
-    records = list(records)
+    records, entries = list(records), list(entries)
+    unread = [each for each in entries if not each.is_read]
     known = defaultdict[int | str | None, list[Record]](list)
     for record in records:
         known[record.client_transaction_id].append(record)
         known[record.transaction_id].append(record)
     lines: dict[object, list[Entry]] = {record: [] for record in records}
-    for entry in entries:
+    for entry in (each for each in entries if each.is_read):
         found = _match(entry, known) or (entry.transaction_id, entry.client_transaction_id)
         lines.setdefault(found, []).append(entry)
-    return [
-        Pair(record=about if isinstance(about, Record) else None, entries=tuple(own))
-        for about, own in lines.items()
-        if own or (isinstance(about, Record) and about.state is State.ACCEPTED)
-    ]
+    pairs, is_doubted = list[Pair](), _doubts(unread)
+    for about, own in lines.items():
+        attempt = about if isinstance(about, Record) else None
+        if own or (attempt is not None and attempt.state is State.ACCEPTED):
+            pairs.append(Pair(record=attempt, entries=tuple(own), is_doubted=is_doubted(attempt, own)))
+    return pairs
 
 
 def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> Record | None:
@@ -152,6 +155,23 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
     else:  # an attempt of another transaction is another payment
         possible = [each for each in of_key if number is None or each.transaction_id is None]
     return max(possible, key=_likelihood, default=None)
+
+
+def _doubts(unread: Sequence[Entry]) -> Callable[[Record | None, Sequence[Entry]], bool]:
+    """Return a function that says whether one of these lines may be about the payment of an attempt and its lines.
+
+    Lines of one client transaction id with different transaction ids are different payments.
+    """
+    numbers = {each.transaction_id for each in unread} - {None}
+    keys = {each.client_transaction_id for each in unread} - {None}
+    unnumbered = {each.client_transaction_id for each in unread if each.transaction_id is None} - {None}
+
+    def is_doubted(record: Record | None, own: Sequence[Entry]) -> bool:
+        same_key = keys if any(each.transaction_id is None for each in own) else unnumbered
+        named: list[Entry | Record] = [*own] if record is None else [*own, record]
+        return any(each.transaction_id in numbers or each.client_transaction_id in same_key for each in named)
+
+    return is_doubted
 
 
 def _likelihood(record: Record) -> tuple[bool, bool, int]:
@@ -228,7 +248,7 @@ async def _pair_up(
 
     The attempts are read one by one: a ledger may be long.
     """
-    ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
+    ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries if entry.is_read)
     known = {*chain.from_iterable(ids)} - {None}
     found = list[Record]()
     begin, end = _period(since, until)

@@ -63,9 +63,9 @@ class Known:
     #: Refused rows that would be tried again.
     again: int = 0
     #: Rows that the ledger lacks, each with the id that it has instead: the same number, written otherwise.
-    respelled: dict[str, str] = attrs.field(factory=dict)
+    respelled: list[str] = attrs.field(factory=list)
     #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
-    moved: dict[str, str] = attrs.field(factory=dict)
+    moved: list[str] = attrs.field(factory=list)
     #: Rows that the ledger lacks, whose customer and amount it has under an id of the earlier report, and of no row.
     renamed: list[str] = attrs.field(factory=list)
     #: There is no ledger yet.
@@ -120,8 +120,8 @@ async def _known(
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     gone[before] = key
-        known.respelled |= await _other_spellings(book, (key for key in chunk if key not in found))
-    known.moved = {key: gone[charge] for key, charge in changed.items() if charge in gone}
+        known.respelled += await _other_spellings(book, (key for key in chunk if key not in found))
+    known.moved = [f"{key}: {gone[charge]}" for key, charge in changed.items() if charge in gone]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
     return known
 
@@ -140,7 +140,7 @@ async def _renamed(
     return [key for key in new if changed[key] in recent]
 
 
-async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
+async def _other_spellings(book: Ledger, keys: Iterable[str]) -> list[str]:
     """Return the numbers that the ledger has written otherwise, each with the id that it has."""
     other: dict[str, str] = {}
     for key in keys:
@@ -151,7 +151,7 @@ async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
             grouped = f"{int(bare or 0):,}"
             other |= dict.fromkeys((spellings | {grouped, grouped.replace(",", ".")}) - {key}, key)
     found = (await book.get_many([*other])).items()
-    return {other[each]: each for each, record in found if record.state is not State.REFUSED}
+    return [f"{other[each]}: {each}" for each, record in found if record.state is not State.REFUSED]
 
 
 @attrs.frozen(kw_only=True)
@@ -218,16 +218,16 @@ class Plan:
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
-        if respelled := _pairs(known.respelled):
+        if known.respelled:
             raise ConfigurationError(
-                f"{len(respelled):,} ids are in the ledger with other zeros or marks "
-                f"({terminal.listed(respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
+                f"{len(known.respelled):,} ids are in the ledger with other zeros or marks "
+                f"({terminal.listed(known.respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
                 "charged; nothing was sent"
             )
-        if self.to_send and (moved := _pairs(known.moved)):
+        if self.to_send and known.moved:
             raise ConfigurationError(
-                f"{len(moved):,} rows are in the ledger under ids that other rows of the file have now "
-                f"({terminal.listed(moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
+                f"{len(known.moved):,} rows are in the ledger under ids that other rows of the file have now "
+                f"({terminal.listed(known.moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
                 "deleted? Give each row the id that it was charged by; nothing was sent"
             )
         if renamed := self.renamed:
@@ -318,11 +318,6 @@ class Plan:
 def _many(key: str, items: Sequence[object], **values: object) -> str:
     """Return the text of this key with the number of the items and the first ones; an empty text for no items."""
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
-
-
-def _pairs(others: Mapping[str, str]) -> list[str]:
-    """Return each id with the other one that the ledger has."""
-    return [f"{key}: {other}" for key, other in others.items()]
 
 
 def in_words(*errors: RowError) -> str:

@@ -27,9 +27,6 @@ from payclient.rows.format import Format, delimiter_of
 MAX_ERRORS = 50
 
 
-FileOptions = Annotated[Format, Parameter(name="*", group=Group("How the file is written", sort_key=1))]
-
-
 @Parameter(name="*", group=Group("What is asked and shown", sort_key=3))
 @attrs.frozen(kw_only=True)
 class ShownOptions:
@@ -66,7 +63,9 @@ def charge(
     /,
     *,
     options: ChargeOptions = ChargeOptions(),
-    form: FileOptions = Format(),
+    form: Annotated[
+        Format, Parameter(name="*", group=Group("How the file is written", sort_key=1))
+    ] = Format(),
     limits: Limits = Limits(),
     shown: ShownOptions = ShownOptions(),
 ) -> int:

@@ -51,9 +51,10 @@ class Check(NamedTuple):
 def doctor(
     *, site: str | None = None, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = None
 ) -> int:
-    """Look at settings, network, ledger, profile and a page of yours, and print what to change. Nobody is charged.
+    """Look at settings, network, ledger, profile and a page of yours, and print what to change.
 
-    Each setting is shown with the place that it is from: an option, a variable, or the file payclient.toml.
+    Nobody is charged. Each setting is shown with the place that it is from: an option, a variable, or the file
+    payclient.toml.
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
 
     :param site: A page of yours: would it send its referrer to a payment form?

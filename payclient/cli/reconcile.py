@@ -193,10 +193,10 @@ def reconcile(
     yes: Yes = False,
     profile: Profile = None,
 ) -> int:
-    """Compare the ledger with a statement of the service or the bank, cent by cent. Nothing is sent.
+    """Compare the ledger with a statement of the service or the bank, cent by cent.
 
-    Absence from a statement decides nothing. Without --since and --until all that the ledger calls paid is compared.
-    Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
+    Nothing is sent. Absence from a statement decides nothing. Without --since and --until all that the ledger calls
+    paid is compared. Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
 
     :param statement: A .csv, .xlsx, .ods or .jsonl file of the service or the bank.
     :param since: The first day of the statement, such as 2026-03-01.
@@ -209,18 +209,21 @@ def reconcile(
     name = (actor or "").strip()
     if resolve != bool(name):
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
+    begin, end = since or datetime.date.min, until or datetime.date.max
+    if begin > end:  # without a day no payment would be only here, and each cent would agree
+        raise ConfigurationError("--since must not be after --until")
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
     if html is not None:
         check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])  # raises where another file is there
     entries, others, unnamed, dialect = read_statement(statement, form, profile_of(profile))
-    pairs = asyncio.run(_pair_up(ledger, entries, since, until))
+    pairs = asyncio.run(_pair_up(ledger, entries, begin, end))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
         _ask(proven, yes=yes)
         count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs = asyncio.run(_pair_up(ledger, entries, since, until))
+        pairs = asyncio.run(_pair_up(ledger, entries, begin, end))
     facts = _facts(pairs, others, unnamed)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
@@ -233,16 +236,8 @@ def reconcile(
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
-def _period(since: datetime.date | None, until: datetime.date | None) -> tuple[datetime.date, datetime.date]:
-    """Return the first and the last day. Without a day no payment would be only here, and each cent would agree."""
-    begin, end = since or datetime.date.min, until or datetime.date.max
-    if begin > end:
-        raise ConfigurationError("--since must not be after --until")
-    return begin, end
-
-
 async def _pair_up(
-    url: str | None, entries: Sequence[Entry], since: datetime.date | None, until: datetime.date | None
+    url: str | None, entries: Sequence[Entry], begin: datetime.date, end: datetime.date
 ) -> list[Pair]:
     """Compare the lines with all attempts that are listed, or were paid in a period.
 
@@ -251,7 +246,6 @@ async def _pair_up(
     ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries if entry.is_read)
     known = {*chain.from_iterable(ids)} - {None}
     found = list[Record]()
-    begin, end = _period(since, until)
     async with opened(url) as book:
         async for record in book.records():
             when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)

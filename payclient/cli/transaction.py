@@ -48,8 +48,9 @@ async def status(
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
-    """Query a transaction's state once. Exit codes: 0 it answered; 2 bad input; 3 not found; 4 no usable answer.
+    """Query a transaction's state once.
 
+    Exit codes: 0 it answered; 2 bad input; 3 not found; 4 no usable answer.
     With --watch nothing is sent: the ledger is read beside the process that charges. Exit codes: 0 paid; 3 not paid.
 
     :param watch: A client transaction id: show its state in the ledger at each change, until it is decided.
@@ -135,10 +136,11 @@ async def reverse(
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
-    """Give one payment back, whole. With a ledger it must be one of its sales, and the ledger keeps what came of it.
+    """Give one payment back, whole.
 
+    With a ledger it must be one of its sales, and the ledger keeps what came of it. The same command never sends it
+    again then while it has no answer, and queries what became of it.
     Exit codes: 0 reversed; 2 bad input; 3 refused, nothing was reversed; 4 no usable answer: query its status.
-    With a ledger the same command never sends it again while it has no answer, and queries what became of it.
     """
     _ask("reverse", which, yes, options)
     state = State.REVERSED

@@ -60,6 +60,15 @@ def test_both_languages_say_the_same_of_everything() -> None:
                 assert fields(forms[0]) == fields(forms[1]), (section, name)
 
 
+def test_no_reason_is_taken_for_another() -> None:
+    """A pattern above may fit it, too: the phrases between the values were left in English then."""
+    choose_language("es")
+    for section in ("reason", "foreign"):
+        for english, spanish in table()[section].items():
+            said = spanish.replace(":state", "").format(*["x"] * english.count("{}"))
+            assert reason(english.replace("{}", "x")) == said, (section, english)
+
+
 def test_every_text_is_used_and_every_use_has_a_text() -> None:
     """By the names in the sources; a section whose names are made at runtime is looked up whole."""
     for section, name in re.findall(r"\btext\(\s*\"(\w+)\.(\w+)\"", CLI_CODE):

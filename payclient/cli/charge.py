@@ -45,7 +45,7 @@ class ShownOptions:
     report_decimal_mark: Literal[",", "."] | None = None
     """The decimal mark of a CSV report. Default: the file's, or the language's."""
     html: Path | None = None
-    """Write a page for people: totals, pictures, rows that need somebody."""
+    """Write a page for people."""
     quiet: bool = False
     """Show errors and warnings only."""
     json: bool = False

@@ -17,7 +17,7 @@ import attrs
 from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
+from payclient.cli.settings import FORGETS, NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
 from payclient.cli.texts import reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
@@ -156,15 +156,15 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
-        return Check("note" if here else "wrong", text("doctor.memory"))
+        return Check("note" if here else "wrong", reason(FORGETS))
     try:
         try:
             async with aclosing(await open_ledger(url, create=False)) as book:
                 await book.drop_links(0.0)  # none; it writes all the same, which a full disk does not let it
                 states = [record.state async for record in book.unfinished()]
-        except LedgerMissingError:
+        except LedgerMissingError as error:
             if kind != "sqlite":
-                return Check("note", text("doctor.no_database"))
+                return Check("note", reason(str(error)))
             directory = os.path.dirname(os.path.abspath(path))
             with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
                 await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()

@@ -204,7 +204,7 @@ def reconcile(
     :param report: Write each payment to a .csv, .xlsx or .jsonl file.
     :param html: Write a page for people.
     :param resolve: Decide what is undecided here and listed with its amount.
-    :param actor: Who decides; kept in the history. With --resolve.
+    :param actor: Who decides; kept in the history.
     """
     name = (actor or "").strip()
     if resolve != bool(name):

@@ -115,7 +115,7 @@ class FormOptions(PricedOptions):
     """What a form is for, and where it leads (§2.3)."""
 
     client_transaction_id: str
-    """A unique id of this form's own."""
+    """The form's own id."""
     store_id: str
     """The branch's identifier."""
     response_url: str

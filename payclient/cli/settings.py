@@ -66,6 +66,7 @@ Yes = Annotated[bool, Parameter(help="Do not ask.")]
 EXCHANGE = 1.0
 
 NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
+FORGETS = "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
 
 
 @Parameter(name="*")
@@ -133,9 +134,7 @@ class ChargeOptions(ServiceOptions):
         if self.url or not dry_run:
             host = urlsplit(self.address()).hostname
             if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
-                raise ConfigurationError(
-                    "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-                )
+                raise ConfigurationError(FORGETS)
         if self.has_token or not dry_run:
             self.token()
         if not (self.ledger or dry_run):

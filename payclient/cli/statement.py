@@ -37,7 +37,7 @@ _SHOWN = 20
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One line of a statement: a payment, or one that was given back. At least one of the ids is there."""
+    """One line of a statement: a payment, or one that was given back. One that is read has at least one of the ids."""
 
     line: int
     transaction_id: int | None = None
@@ -104,8 +104,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
             try:
                 entries.append(_entry(line, row, mark, sign, options.currency))
             except CellError as error:
-                if sign is not None:
-                    faults.append(RowError(line, None, str(error)))
+                faults.append(RowError(line, None, str(error)))
         if faults:
             raise InvalidRequestError(terminal.listed(faults, _SHOWN))
         dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)

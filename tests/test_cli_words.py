@@ -140,6 +140,7 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
         ("charge c.csv --max-pending 0", "--max-pending: debe ser 1 o más"),
         ("charge nothing-here.csv --dry-run", "nothing-here.csv: no se puede leer: no existe"),
         ("charge c.csv --dry-run --config no.toml", "no.toml: no se puede leer: no existe"),
+        ("simulate --time-of-day 99", "la hora debe ser HH:MM, como 19:59"),
         ("ledger list", "dé --ledger, como sqlite:cobros.db"),
         ("ledger list --ledger sqlite:nothing-here.db", "no hay ninguno en"),
         ("sale --country-code 593 --currency USD --client-transaction-id 1 --amount x",

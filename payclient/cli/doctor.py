@@ -206,15 +206,13 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
         yield Check("gap", text("doctor.no_status"))
     else:
         missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()})
-        found = {
-            "no_by_id": status.by_transaction_id,
-            "no_by_client_id": status.by_client_transaction_id,
-            "no_words": not missing,
-        }
-        gaps = [name for name, is_there in found.items() if not is_there]
-        for name in gaps:
-            yield Check("gap", text(f"doctor.{name}", states=", ".join(missing)))
-        if not gaps:
+        if not status.by_transaction_id:
+            yield Check("gap", text("doctor.no_by_id"))
+        if not status.by_client_transaction_id:
+            yield Check("gap", text("doctor.no_by_client_id"))
+        if missing:
+            yield Check("gap", text("doctor.no_words", states=", ".join(missing)))
+        if status.by_transaction_id and status.by_client_transaction_id and not missing:
             yield Check("ok", text("doctor.by_both"))
         if status.by_client_transaction_id and not profile.not_found_codes:
             yield Check("note", text("doctor.no_not_found"))

@@ -17,7 +17,7 @@ from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import bad_rows
-from payclient.cli.texts import text
+from payclient.cli.texts import counted, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -25,9 +25,6 @@ from payclient.rows.format import Format, delimiter_of
 
 #: Reasons shown of the bad rows of one file; all are counted.
 MAX_ERRORS = 50
-
-
-FileOptions = Annotated[Format, Parameter(name="*", group=Group("How the file is written", sort_key=1))]
 
 
 @Parameter(name="*", group=Group("What is asked and shown", sort_key=3))
@@ -48,7 +45,7 @@ class ShownOptions:
     report_decimal_mark: Literal[",", "."] | None = None
     """The decimal mark of a CSV report. Default: the file's, or the language's."""
     html: Path | None = None
-    """Write a page for people: totals, pictures, rows that need somebody."""
+    """Write a page for people."""
     quiet: bool = False
     """Show errors and warnings only."""
     json: bool = False
@@ -66,7 +63,9 @@ def charge(
     /,
     *,
     options: ChargeOptions = ChargeOptions(),
-    form: FileOptions = Format(),
+    form: Annotated[
+        Format, Parameter(name="*", group=Group("How the file is written", sort_key=1))
+    ] = Format(),
     limits: Limits = Limits(),
     shown: ShownOptions = ShownOptions(),
 ) -> int:
@@ -156,8 +155,8 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
         if plan.known.labels and not shown.quiet:
             terminal.say(plan.describe_ledger())
     plan.check()
-    if plan.known.new and shown.yes and plan.options.ledger:
-        plan.options.check_missing()
+    if plan.known.new and shown.yes and plan.options.ledger and not plan.options.may_make:
+        raise plan.options.missing()
     if shown.dry_run and can_send:
         terminal.say(text("file.dry", name=file.path.name, count=len(file.requests)))
 
@@ -171,8 +170,9 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
         terminal.say(in_words(*errors))
     if not groups:
         return True
-    more = "more" if len(groups) > MAX_ERRORS else "faults"
-    words = f"{file.path.name}: {text(f'file.{more}', count=len(file.errors), most=MAX_ERRORS)}"
+    words = f"{file.path.name}: {counted(len(file.errors), 'fault')}"
+    if len(groups) > MAX_ERRORS:
+        words += text("file.more", most=MAX_ERRORS)
     if skip_bad is not None and file.requests:
         terminal.say(text("file.left", words=words))
         return True

@@ -17,8 +17,8 @@ import attrs
 from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
-from payclient.cli.texts import reason, text
+from payclient.cli.settings import FORGETS, NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
+from payclient.cli.texts import reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
@@ -51,9 +51,10 @@ class Check(NamedTuple):
 def doctor(
     *, site: str | None = None, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = None
 ) -> int:
-    """Look at settings, network, ledger, profile and a page of yours, and print what to change. Nobody is charged.
+    """Look at settings, network, ledger, profile and a page of yours, and print what to change.
 
-    Each setting is shown with the place that it is from: an option, a variable, or the file payclient.toml.
+    Nobody is charged. Each setting is shown with the place that it is from: an option, a variable, or the file
+    payclient.toml.
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
 
     :param site: A page of yours: would it send its referrer to a payment form?
@@ -75,9 +76,9 @@ def doctor(
 def _show(title: str, lines: Iterable[Check]) -> list[str]:
     """Print a section and return its levels."""
     out, levels = terminal.out(), list[str]()
-    out.print(f"[bold]{text(f'doctor.{title}')}[/]")
+    out.print(f"[bold]{sentence(title)}[/]")
     for level, words in lines:
-        out.print(f"  [{_COLOURS[level]}]{text(f'doctor.{level}'):<5}[/] {terminal.printable(words)}")
+        out.print(f"  [{_COLOURS[level]}]{sentence(level):<5}[/] {terminal.printable(words)}")
         levels.append(level)
     return levels
 
@@ -109,9 +110,7 @@ def _value(name: str, value: object, otherwise: str = "") -> str:
         token = value.read() if isinstance(value, TokenFile) else str(value)
         return text("doctor.token", count=len(token), place=where)
     shown = ", ".join(value) if isinstance(value, list) else str(value)
-    return text(
-        "doctor.value", name=name, value=location_of(shown) if name == "ledger" else shown, place=where
-    )
+    return f"{name}: {location_of(shown) if name == 'ledger' else shown}{where}"
 
 
 def check_named(profile: str | None) -> Iterator[Check]:
@@ -121,7 +120,7 @@ def check_named(profile: str | None) -> Iterator[Check]:
     except ConfigurationError as error:
         yield Check("wrong", reason(str(error)))
     else:
-        yield Check("ok", text("doctor.value", name=text("doctor.profile"), value=found.name, place=""))
+        yield Check("ok", f"{sentence('profile')}: {found.name}")
         yield from check_profile(found)
 
 
@@ -157,15 +156,15 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
-        return Check("note" if here else "wrong", text("doctor.memory"))
+        return Check("note" if here else "wrong", reason(FORGETS))
     try:
         try:
             async with aclosing(await open_ledger(url, create=False)) as book:
                 await book.drop_links(0.0)  # none; it writes all the same, which a full disk does not let it
                 states = [record.state async for record in book.unfinished()]
-        except LedgerMissingError:
+        except LedgerMissingError as error:
             if kind != "sqlite":
-                return Check("note", text("doctor.no_database"))
+                return Check("note", reason(str(error)))
             directory = os.path.dirname(os.path.abspath(path))
             with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
                 await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
@@ -207,15 +206,13 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
         yield Check("gap", text("doctor.no_status"))
     else:
         missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()})
-        found = {
-            "no_by_id": status.by_transaction_id,
-            "no_by_client_id": status.by_client_transaction_id,
-            "no_words": not missing,
-        }
-        gaps = [name for name, is_there in found.items() if not is_there]
-        for name in gaps:
-            yield Check("gap", text(f"doctor.{name}", states=", ".join(missing)))
-        if not gaps:
+        if not status.by_transaction_id:
+            yield Check("gap", text("doctor.no_by_id"))
+        if not status.by_client_transaction_id:
+            yield Check("gap", text("doctor.no_by_client_id"))
+        if missing:
+            yield Check("gap", text("doctor.no_words", states=", ".join(missing)))
+        if status.by_transaction_id and status.by_client_transaction_id and not missing:
             yield Check("ok", text("doctor.by_both"))
         if status.by_client_transaction_id and not profile.not_found_codes:
             yield Check("note", text("doctor.no_not_found"))

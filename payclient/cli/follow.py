@@ -17,6 +17,7 @@ from payclient.cli.settings import ChargeOptions, Whole
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
 from payclient.cli.texts import text
+from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError
 
 _STDOUT = 1
@@ -43,14 +44,9 @@ async def follow(
             printing = asyncio.create_task(_print(tracker.outcomes(since)))
             stopping = asyncio.create_task(stopped.wait())
             await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            printing.cancel()
-            try:
-                await printing
-            except asyncio.CancelledError:
-                pass
-            except OSError as error:
-                raise ConfigurationError(f"the outcomes cannot be written: {error.strerror}") from None
+            await cancel_all([printing, stopping])
+            if not printing.cancelled():
+                printing.result()
     terminal.say(text("run.followed"))
     return 0
 
@@ -58,9 +54,12 @@ async def follow(
 async def _print(outcomes: AsyncIterator[Outcome]) -> None:
     async for outcome in outcomes:
         line = json_line(_facts(outcome))
-        while line:
-            await _writable()
-            line = line[os.write(_STDOUT, line[: terminal.AT_ONCE]) :]
+        try:
+            while line:
+                await _writable()
+                line = line[os.write(_STDOUT, line[: terminal.AT_ONCE]) :]
+        except OSError as error:
+            raise ConfigurationError(f"the outcomes cannot be written: {error.strerror}") from None
 
 
 async def _writable() -> None:

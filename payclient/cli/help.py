@@ -46,8 +46,9 @@ class Help(DefaultFormatter):
         super().__call__(console, options, panel.copy(title=sentence(str(panel.title)), entries=entries))
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
-        words = " ".join(map(sentence, f"Usage: {usage}".split()))
-        console.print(Text(f"{words}\n", "bold"))
+        # The names of commands are in lower case, and stay as they are.
+        words = (each if each.islower() else sentence(each) for each in f"Usage: {usage}".split())
+        console.print(Text(f"{' '.join(words)}\n", "bold"))
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         super().render_description(console, options, _translate(description))

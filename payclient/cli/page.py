@@ -14,11 +14,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from payclient.cli.files import atomic_write, check_output
+from payclient.cli.files import atomic_write, check_ours, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, sums
-from payclient.cli.texts import counted, label, language, reason, text
-from payclient.errors import ConfigurationError
+from payclient.cli.texts import counted, label, language, reason, sentence, text
 from payclient.events import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
@@ -29,15 +28,11 @@ LISTED, BARS = 200, 20
 #: Seconds after which the page of an unfinished run loads itself again.
 RELOAD = 30
 
-#: Text near the beginning of each page that payclient writes.
-_MARK = b'content="payclient"'
-
 
 def check_page(path: Path) -> None:
     """Raise `ConfigurationError` where the path is not a place for a page."""
     check_output("--html", path, ".html", ".htm")
-    if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
-        raise ConfigurationError(f"--html {path.name}: is there already, and payclient did not write it")
+    check_ours("--html", path, b'content="payclient"')
 
 
 @cache
@@ -45,8 +40,8 @@ def _templates() -> Environment:
     jinja = Environment(
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )
-    jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
-    jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word)
+    jinja.globals.update(text=text, name=sentence, word=label, counted=counted, reason=reason)
+    jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word, language=language)
     jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, written=_written)
     return jinja
 

@@ -18,7 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report, ledger_line
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
-from payclient.cli.texts import counted, reason, text
+from payclient.cli.texts import counted, label, reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.events import escape_text
 from payclient.ledger import Ledger, open_ledger
@@ -63,9 +63,9 @@ class Known:
     #: Refused rows that would be tried again.
     again: int = 0
     #: Rows that the ledger lacks, each with the id that it has instead: the same number, written otherwise.
-    respelled: dict[str, str] = attrs.field(factory=dict)
+    respelled: list[str] = attrs.field(factory=list)
     #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
-    moved: dict[str, str] = attrs.field(factory=dict)
+    moved: list[str] = attrs.field(factory=list)
     #: Rows that the ledger lacks, whose customer and amount it has under an id of the earlier report, and of no row.
     renamed: list[str] = attrs.field(factory=list)
     #: There is no ledger yet.
@@ -120,8 +120,8 @@ async def _known(
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     gone[before] = key
-        known.respelled |= await _other_spellings(book, (key for key in chunk if key not in found))
-    known.moved = {key: gone[charge] for key, charge in changed.items() if charge in gone}
+        known.respelled += await _other_spellings(book, (key for key in chunk if key not in found))
+    known.moved = [f"{key}: {gone[charge]}" for key, charge in changed.items() if charge in gone]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
     return known
 
@@ -140,7 +140,7 @@ async def _renamed(
     return [key for key in new if changed[key] in recent]
 
 
-async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
+async def _other_spellings(book: Ledger, keys: Iterable[str]) -> list[str]:
     """Return the numbers that the ledger has written otherwise, each with the id that it has."""
     other: dict[str, str] = {}
     for key in keys:
@@ -151,7 +151,7 @@ async def _other_spellings(book: Ledger, keys: Iterable[str]) -> dict[str, str]:
             grouped = f"{int(bare or 0):,}"
             other |= dict.fromkeys((spellings | {grouped, grouped.replace(",", ".")}) - {key}, key)
     found = (await book.get_many([*other])).items()
-    return {other[each]: each for each, record in found if record.state is not State.REFUSED}
+    return [f"{other[each]}: {each}" for each, record in found if record.state is not State.REFUSED]
 
 
 @attrs.frozen(kw_only=True)
@@ -218,16 +218,16 @@ class Plan:
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
-        if respelled := _pairs(known.respelled):
+        if known.respelled:
             raise ConfigurationError(
-                f"{len(respelled):,} ids are in the ledger with other zeros or marks "
-                f"({terminal.listed(respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
+                f"{len(known.respelled):,} ids are in the ledger with other zeros or marks "
+                f"({terminal.listed(known.respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
                 "charged; nothing was sent"
             )
-        if self.to_send and (moved := _pairs(known.moved)):
+        if self.to_send and known.moved:
             raise ConfigurationError(
-                f"{len(moved):,} rows are in the ledger under ids that other rows of the file have now "
-                f"({terminal.listed(moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
+                f"{len(known.moved):,} rows are in the ledger under ids that other rows of the file have now "
+                f"({terminal.listed(known.moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
                 "deleted? Give each row the id that it was charged by; nothing was sent"
             )
         if renamed := self.renamed:
@@ -239,8 +239,7 @@ class Plan:
 
     def picture(self) -> RenderableType:
         """Return the plan for people: the money, then a line for each fact."""
-        numbers = (text(f"plan.{name}") for name in ("charges", "total", "smallest", "largest"))
-        table = terminal.simple_table(text("plan.currency"), numbers=tuple(numbers))
+        table = terminal.simple_table("currency", numbers=("charges", "total", "smallest", "largest"))
         amounts: dict[str, list[int]] = {}
         for request in self.file.requests:
             amounts.setdefault(request.currency, []).append(request.amount)
@@ -252,7 +251,7 @@ class Plan:
         facts.add_column(overflow="fold")
         for name, words, *style in self._facts():
             if words:
-                facts.add_row(text(f"plan.{name}"), Text(escape_text(words), *style))
+                facts.add_row(sentence(name), Text(escape_text(words), *style))
         return Group(table, facts, Text(""))
 
     def _facts(self) -> Iterator[tuple[str, ...]]:
@@ -262,21 +261,21 @@ class Plan:
         yield "rows", self._describe_rows(), _BAD if file.bad else ""
         above = _many("above", range(1, file.records.line))
         left_out = (above, _many("empty", file.empty), _many("total_line", file.total_lines))
-        yield "left_out", "; ".join(filter(None, left_out))
+        yield "left out", "; ".join(filter(None, left_out))
         for fault in file.total_faults:
             yield "sum", in_words(fault), _BAD
         yield "phones", self._describe_phones()
-        yield "unread", _many("columns", file.unread)
+        yield "not read", _many("columns", file.unread)
         doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
-        yield "twice", _many("doubles", doubles), _LOUD
+        yield "twice?", _many("doubles", doubles), _LOUD
         yield "report", _many("replaced", self.replaced), _LOUD
         longest = max(file.lanes.values(), default=0)
         customers = "longest" if longest > 1 else "customers_count"
         yield "customers", _many(customers, [*file.lanes], longest=longest)
         yield "ledger", self.describe_ledger(), _LOUD if self.options.ledger and self.known.new else ""
-        changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
+        changed = [key for key, word in self.known.labels.items() if word == OTHER_CONTENT]
         yield "changed", _many("other", changed), _LOUD
-        yield "to_send", self._describe_sends(longest)
+        yield "to send", self._describe_sends(longest)
         yield "token", "" if self.options.has_token else text("plan.no_token")
         url = self.options.url
         yield "to", text("plan.service", url=url, name=profile.name) if url else ""
@@ -289,8 +288,10 @@ class Plan:
         return _many("respelled", [row.line for row in respelled], shapes=shapes)
 
     def _describe_rows(self) -> str:
-        good, bad = text("plan.good", count=len(self.file.requests)), _many("bad", self.file.bad)
-        return good + bad + (text("plan.skipped", path=self.skip_bad) if bad and self.skip_bad else "")
+        good, bad = counted(len(self.file.requests), "good"), counted(len(self.file.bad), "bad")
+        if not self.file.bad:
+            return good
+        return f"{good}, {bad}" + (text("plan.skipped", path=self.skip_bad) if self.skip_bad else "")
 
     def describe_ledger(self) -> str:
         """Return what the ledger knows of the rows."""
@@ -306,7 +307,7 @@ class Plan:
 
     def _describe_sends(self, longest_lane: int) -> str:
         if not self.to_send:
-            return text("plan.nothing")
+            return label("nothing")
         if self.file.bad and self.skip_bad is None:
             return text("plan.nothing_bad", count=self.to_send)
         seconds = self.limits.longest(self.options.loaded_profile, self.to_send, longest_lane)
@@ -317,11 +318,6 @@ class Plan:
 def _many(key: str, items: Sequence[object], **values: object) -> str:
     """Return the text of this key with the number of the items and the first ones; an empty text for no items."""
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
-
-
-def _pairs(others: Mapping[str, str]) -> list[str]:
-    """Return each id with the other one that the ledger has."""
-    return [f"{key}: {other}" for key, other in others.items()]
 
 
 def in_words(*errors: RowError) -> str:

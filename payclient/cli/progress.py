@@ -180,8 +180,7 @@ class Progress:
 
 def outcome_table(tally: Tally) -> Table:
     """Return a table of the outcomes: rows and money of each."""
-    names = [text(f"progress.{name}") for name in ("outcome", "paid")]
-    table = terminal.simple_table(*names, numbers=(text("plan.charges"), text("plan.total")))
+    table = terminal.simple_table("outcome", "paid", numbers=("charges", "total"))
     for each in LABELS:
         if count := tally.counts[each]:
             words = Text(label(each), _COLOURS.get(each, "bold magenta"))

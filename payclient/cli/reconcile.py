@@ -7,7 +7,7 @@ import asyncio
 import datetime
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from functools import cached_property
@@ -63,6 +63,8 @@ class Pair:
 
     record: Record | None
     entries: tuple[Entry, ...]
+    #: Whether a line whose state is not read may be about this payment: it may have been given back.
+    is_doubted: bool = False
 
     @cached_property
     def kind(self) -> Class:
@@ -78,8 +80,7 @@ class Pair:
             return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
         if record.state is not State.ACCEPTED:
             return Class.PAID_THERE
-        is_doubted = any(entry.is_doubted for entry in entries)  # it may have been given back
-        return Class.AGREED if there == record.amount and not is_doubted else Class.AMOUNTS_DIFFER
+        return Class.AGREED if there == record.amount and not self.is_doubted else Class.AMOUNTS_DIFFER
 
     @property
     def here(self) -> int:
@@ -105,7 +106,7 @@ class Pair:
             and record is not None
             and record.state in (State.UNKNOWN, State.EXPIRED)
             and len(self.entries) == 1
-            and not self.entries[0].is_doubted
+            and not self.is_doubted
             and self.there == record.amount
         )
 
@@ -123,24 +124,26 @@ class Pair:
 
 
 def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
-    """Put every attempt that is paid and every line into exactly one pair, and each pair into one class.
+    """Put every attempt that is paid and every line that is read into exactly one pair, and each pair into one class.
 
     Attempts that are not paid and not listed are in none: absence from a statement decides nothing.
     """
-    records = list(records)
+    records, entries = list(records), list(entries)
+    unread = [each for each in entries if not each.is_read]
     known = defaultdict[int | str | None, list[Record]](list)
     for record in records:
         known[record.client_transaction_id].append(record)
         known[record.transaction_id].append(record)
     lines: dict[object, list[Entry]] = {record: [] for record in records}
-    for entry in entries:
+    for entry in (each for each in entries if each.is_read):
         found = _match(entry, known) or (entry.transaction_id, entry.client_transaction_id)
         lines.setdefault(found, []).append(entry)
-    return [
-        Pair(record=about if isinstance(about, Record) else None, entries=tuple(own))
-        for about, own in lines.items()
-        if own or (isinstance(about, Record) and about.state is State.ACCEPTED)
-    ]
+    pairs, is_doubted = list[Pair](), _doubts(unread)
+    for about, own in lines.items():
+        attempt = about if isinstance(about, Record) else None
+        if own or (attempt is not None and attempt.state is State.ACCEPTED):
+            pairs.append(Pair(record=attempt, entries=tuple(own), is_doubted=is_doubted(attempt, own)))
+    return pairs
 
 
 def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> Record | None:
@@ -152,6 +155,23 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
     else:  # an attempt of another transaction is another payment
         possible = [each for each in of_key if number is None or each.transaction_id is None]
     return max(possible, key=_likelihood, default=None)
+
+
+def _doubts(unread: Sequence[Entry]) -> Callable[[Record | None, Sequence[Entry]], bool]:
+    """Return a function that says whether one of these lines may be about the payment of an attempt and its lines.
+
+    Lines of one client transaction id with different transaction ids are different payments.
+    """
+    numbers = {each.transaction_id for each in unread} - {None}
+    keys = {each.client_transaction_id for each in unread} - {None}
+    unnumbered = {each.client_transaction_id for each in unread if each.transaction_id is None} - {None}
+
+    def is_doubted(record: Record | None, own: Sequence[Entry]) -> bool:
+        same_key = keys if any(each.transaction_id is None for each in own) else unnumbered
+        named: list[Entry | Record] = [*own] if record is None else [*own, record]
+        return any(each.transaction_id in numbers or each.client_transaction_id in same_key for each in named)
+
+    return is_doubted
 
 
 def _likelihood(record: Record) -> tuple[bool, bool, int]:
@@ -173,10 +193,10 @@ def reconcile(
     yes: Yes = False,
     profile: Profile = None,
 ) -> int:
-    """Compare the ledger with a statement of the service or the bank, cent by cent. Nothing is sent.
+    """Compare the ledger with a statement of the service or the bank, cent by cent.
 
-    Absence from a statement decides nothing. Without --since and --until all that the ledger calls paid is compared.
-    Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
+    Nothing is sent. Absence from a statement decides nothing. Without --since and --until all that the ledger calls
+    paid is compared. Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
 
     :param statement: A .csv, .xlsx, .ods or .jsonl file of the service or the bank.
     :param since: The first day of the statement, such as 2026-03-01.
@@ -184,23 +204,26 @@ def reconcile(
     :param report: Write each payment to a .csv, .xlsx or .jsonl file.
     :param html: Write a page for people.
     :param resolve: Decide what is undecided here and listed with its amount.
-    :param actor: Who decides; kept in the history. With --resolve.
+    :param actor: Who decides; kept in the history.
     """
     name = (actor or "").strip()
     if resolve != bool(name):
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
+    begin, end = since or datetime.date.min, until or datetime.date.max
+    if begin > end:  # without a day no payment would be only here, and each cent would agree
+        raise ConfigurationError("--since must not be after --until")
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
     if html is not None:
         check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])  # raises where another file is there
     entries, others, unnamed, dialect = read_statement(statement, form, profile_of(profile))
-    pairs = asyncio.run(_pair_up(ledger, entries, since, until))
+    pairs = asyncio.run(_pair_up(ledger, entries, begin, end))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
         _ask(proven, yes=yes)
         count = asyncio.run(_decide(ledger, proven, name, statement.name))
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs = asyncio.run(_pair_up(ledger, entries, since, until))
+        pairs = asyncio.run(_pair_up(ledger, entries, begin, end))
     facts = _facts(pairs, others, unnamed)
     classes = [_total(kind, pairs) for kind in Class]
     _show(classes, _total(None, pairs), facts)
@@ -213,25 +236,16 @@ def reconcile(
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
-def _period(since: datetime.date | None, until: datetime.date | None) -> tuple[datetime.date, datetime.date]:
-    """Return the first and the last day. Without a day no payment would be only here, and each cent would agree."""
-    begin, end = since or datetime.date.min, until or datetime.date.max
-    if begin > end:
-        raise ConfigurationError("--since must not be after --until")
-    return begin, end
-
-
 async def _pair_up(
-    url: str | None, entries: Sequence[Entry], since: datetime.date | None, until: datetime.date | None
+    url: str | None, entries: Sequence[Entry], begin: datetime.date, end: datetime.date
 ) -> list[Pair]:
     """Compare the lines with all attempts that are listed, or were paid in a period.
 
     The attempts are read one by one: a ledger may be long.
     """
-    ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries)
+    ids = ((entry.transaction_id, entry.client_transaction_id) for entry in entries if entry.is_read)
     known = {*chain.from_iterable(ids)} - {None}
     found = list[Record]()
-    begin, end = _period(since, until)
     async with opened(url) as book:
         async for record in book.records():
             when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)
@@ -291,8 +305,7 @@ def _facts(pairs: Iterable[Pair], others: Counter[str], unnamed: Sequence[int]) 
 
 def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> None:
     """Print the classes as a table, the first payments of those that do not agree, and the facts."""
-    names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
-    table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
+    table = terminal.simple_table("class", numbers=("payments", "here", "there"))
     for kind, pairs, sums in (*classes, total):
         sides = (
             "\n".join(

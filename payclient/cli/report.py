@@ -115,8 +115,7 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
     facts: dict[str, Any]
     if outcome is not None:
         error = outcome.error
-        facts = {name: getattr(outcome, name) for name in ("transaction_id", "receipt")}
-        facts |= {name: str(getattr(outcome, name)) for name in ("state", "evidence")}
+        facts = {name: getattr(outcome, name) for name in ("transaction_id", "state", "evidence", "receipt")}
         if outcome.state is not State.REFUSED:
             facts |= {name: getattr(outcome, name) for name in TIMES} | {"message": outcome.reason or ""}
     elif is_refusal(error):

@@ -71,9 +71,9 @@ def sale(
     wait: Annotated[float | None, Number] = None,
     retry: tuple[Literal["refused"], ...] = (),
 ) -> int:
-    """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
+    """Charge one customer by a push request and follow it to its end.
 
-    Run again, the same command sends nothing: it goes on waiting.
+    Run again, the same command sends nothing: it goes on waiting. The exit codes are those of `charge`.
 
     :param wait: Seconds to wait. Default: to the end.
     :param retry: Try again what the service refused before.
@@ -115,7 +115,7 @@ class FormOptions(PricedOptions):
     """What a form is for, and where it leads (§2.3)."""
 
     client_transaction_id: str
-    """A unique id of this form's own."""
+    """The form's own id."""
     store_id: str
     """The branch's identifier."""
     response_url: str

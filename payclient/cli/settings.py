@@ -66,6 +66,7 @@ Yes = Annotated[bool, Parameter(help="Do not ask.")]
 EXCHANGE = 1.0
 
 NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
+FORGETS = "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
 
 
 @Parameter(name="*")
@@ -133,9 +134,7 @@ class ChargeOptions(ServiceOptions):
         if self.url or not dry_run:
             host = urlsplit(self.address()).hostname
             if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
-                raise ConfigurationError(
-                    "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-                )
+                raise ConfigurationError(FORGETS)
         if self.has_token or not dry_run:
             self.token()
         if not (self.ledger or dry_run):
@@ -155,26 +154,23 @@ class ChargeOptions(ServiceOptions):
                 self.token(),
                 ledger=self.ledger or "",
                 profile=self.loaded_profile,
-                create=self._may_make if create is None else create,
+                create=self.may_make if create is None else create,
                 on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
-            raise self._missing() from None
+            raise self.missing() from None
 
-    def check_missing(self) -> None:
-        """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
-        if not self._may_make:
-            raise self._missing()
-
-    def _missing(self) -> ConfigurationError:
+    def missing(self) -> ConfigurationError:
+        """Return the error of a ledger that does not exist and may not be made."""
         return ConfigurationError(
             f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
             "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
         )
 
     @property
-    def _may_make(self) -> bool:
+    def may_make(self) -> bool:
+        """Whether a ledger that does not exist is made."""
         return self.new_ledger or self.ledger == "memory:"
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ _SHOWN = 20
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One line of a statement: a payment, or one that was given back. At least one of the ids is there."""
+    """One line of a statement: a payment, or one that was given back. One that is read has at least one of the ids."""
 
     line: int
     transaction_id: int | None = None
@@ -45,8 +45,8 @@ class Entry:
     #: Cents, less than 0 where it was given back.
     amount: int
     currency: str | None = None
-    #: Whether another line of the same payment has a state that is not read, such as one that was given back.
-    is_doubted: bool = False
+    #: Whether its state is a known word. Of another line nothing but the ids is read.
+    is_read: bool = True
 
 
 @Parameter(name="*")
@@ -79,7 +79,7 @@ class StatementOptions(Layout):
         return {word.casefold(): 1 for word in paid} | {word.casefold(): -1 for word in self.returned}
 
 
-#: What a statement holds: its payments, how many lines have each unknown word as their state, the lines at its end that
+#: What a statement holds: its lines, how many of them have each unknown word as their state, the lines at its end that
 #: name no payment, and how it is written.
 Statement = tuple[list[Entry], Counter[str], list[int], Dialect]
 
@@ -95,22 +95,20 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
             faults.append(RowError(unnamed[0], None, "names no payment"))
         mark = _mark(file, options, [row.get("amount") for _, row in rows])
         signs = options.signs(profile)
-        entries, others, passed_over = list[Entry](), Counter[str](), list[Entry]()
+        entries, others = list[Entry](), Counter[str]()
         for line, row in rows:
             word = str(row.get("state") or "").strip()
             sign = signs.get(word.casefold()) if "state" in row else 1
             if sign is None:
                 others[word if SHOWABLE.fullmatch(word) else "?"] += 1
             try:
-                entry = _entry(line, row, mark, sign, options.currency)
-                (passed_over if sign is None else entries).append(entry)
+                entries.append(_entry(line, row, mark, sign, options.currency))
             except CellError as error:
-                if sign is not None:
-                    faults.append(RowError(line, None, str(error)))
+                faults.append(RowError(line, None, str(error)))
         if faults:
             raise InvalidRequestError(terminal.listed(faults, _SHOWN))
         dialect = dialect_of(path, file, mark, given_mark=options.decimal_mark)
-        return _mark_doubted(entries, passed_over), others, unnamed, dialect
+        return entries, others, unnamed, dialect
 
 
 def _rows(
@@ -178,7 +176,7 @@ def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> s
 def _entry(
     line: int, row: Mapping[str, Any], mark: str | None, sign: int | None, currency: str | None
 ) -> Entry:
-    """Return the payment of a line; of one that is passed over (None) the ids only. Raises `CellError`."""
+    """Return the payment of a line; of one whose state is not known (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
     ids = {name: escape_text(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
     number, cents = ids.get("transaction_id", ""), 0
@@ -201,23 +199,8 @@ def _entry(
         client_transaction_id=ids.get(KEY),
         amount=cents,
         currency=currency,
+        is_read=sign is not None,
     )
-
-
-def _mark_doubted(entries: Iterable[Entry], passed_over: Sequence[Entry]) -> list[Entry]:
-    """Mark each entry of whose payment another line was passed over, since its state is not a known word.
-
-    Lines of one client transaction id with different transaction ids are different payments.
-    """
-    numbers = {each.transaction_id for each in passed_over} - {None}
-    keys = {each.client_transaction_id for each in passed_over} - {None}
-    unnumbered = {one.client_transaction_id for one in passed_over if one.transaction_id is None} - {None}
-    marked = []
-    for entry in entries:
-        same_payment = keys if entry.transaction_id is None else unnumbered
-        is_doubted = entry.transaction_id in numbers or entry.client_transaction_id in same_payment
-        marked.append(attrs.evolve(entry, is_doubted=is_doubted))
-    return marked
 
 
 def _unsigned(amount: Any) -> tuple[Any, bool]:

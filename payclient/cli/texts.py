@@ -47,8 +47,8 @@ class _Number(int):
         text = f"{int(self):,}" if _language_index.get() == 0 else f"{int(self):,}".replace(",", ".")
         if not noun:
             return text
-        forms = table()["noun"].get(noun) or table()["label"].get(noun, [noun, noun])
-        one, _, many = forms[_language_index.get()].partition("|")
+        forms = table()["noun"].get(noun)
+        one, _, many = (forms[_language_index.get()] if forms else sentence(noun)).partition("|")
         return f"{text} {one if self == 1 else many or one}"
 
 
@@ -61,7 +61,7 @@ def text(key: str, /, **values: object) -> str:
 
 
 def sentence(english: str) -> str:
-    """Return a whole sentence of the code, such as an option's help, in this run's language."""
+    """Return a sentence or a name of the code, such as an option's help, in this run's language."""
     return english if _language_index.get() == 0 else str(table()["sentence"].get(english, english))
 
 
@@ -71,8 +71,8 @@ def counted(number: int, noun: str = "") -> str:
 
 
 def label(word: str) -> str:
-    """Return the word of an outcome, or of a class of `reconcile`."""
-    return str(table()["label"].get(word, [word] * 2)[_language_index.get()]).partition("|")[0]
+    """Return the word of one outcome, or of a class of `reconcile`."""
+    return sentence(word).partition("|")[0]
 
 
 @cache

@@ -48,8 +48,9 @@ async def status(
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
-    """Query a transaction's state once. Exit codes: 0 it answered; 2 bad input; 3 not found; 4 no usable answer.
+    """Query a transaction's state once.
 
+    Exit codes: 0 it answered; 2 bad input; 3 not found; 4 no usable answer.
     With --watch nothing is sent: the ledger is read beside the process that charges. Exit codes: 0 paid; 3 not paid.
 
     :param watch: A client transaction id: show its state in the ledger at each change, until it is decided.
@@ -121,7 +122,11 @@ async def cancel(
 
     Exit codes: 0 withdrawn; 2 bad input; 3 refused, nothing was withdrawn; 4 no usable answer: query its status.
     """
-    return await _undo("cancel", which, yes, options)
+    _ask("cancel", which, yes, options)
+    async with options.session() as session:
+        await session.cancel(**attrs.asdict(which))
+    terminal.print_result(label("withdrawn"))
+    return 0
 
 
 async def reverse(
@@ -131,46 +136,40 @@ async def reverse(
     ledger: LedgerUrl = None,
     options: ServiceOptions = ServiceOptions(),
 ) -> int:
-    """Give one payment back, whole. With a ledger it must be one of its sales, and the ledger keeps what came of it.
+    """Give one payment back, whole.
 
+    With a ledger it must be one of its sales, and the ledger keeps what came of it. The same command never sends it
+    again then while it has no answer, and queries what became of it.
     Exit codes: 0 reversed; 2 bad input; 3 refused, nothing was reversed; 4 no usable answer: query its status.
-    With a ledger the same command never sends it again while it has no answer, and queries what became of it.
     """
-    return await _undo("reverse", which, yes, options, ledger)
+    _ask("reverse", which, yes, options)
+    state = State.REVERSED
+    try:
+        async with options.session() as session:
+            if ledger is None:
+                await session.reverse(**attrs.asdict(which))
+            else:
+                state = await _reverse_by_ledger(session, ledger, which)
+    except NotReversibleError:
+        terminal.say(text("undo.too_late"))
+        raise
+    if state is State.REVERSED:
+        terminal.print_result(label(state))
+        return 0
+    still_paid = state is State.ACCEPTED  # another process was refused
+    terminal.complain(text("undo.still_paid" if still_paid else "undo.no_answer"))
+    return 3 if still_paid else 4
 
 
-async def _undo(
-    operation: Literal["cancel", "reverse"],
-    which: Which,
-    yes: bool,
-    options: ServiceOptions,
-    ledger: str | None = None,
-) -> int:
+def _ask(operation: Literal["cancel", "reverse"], which: Which, yes: bool, options: ServiceOptions) -> None:
+    """Ask whether to send the request. A setting that is missing is bad input, and raises before the question."""
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
-    # A setting that is missing is bad input: raise before the question.
     options.address()
     options.token()
     undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
     terminal.ask(question, "nothing was sent", yes=yes)
-    state = State.REVERSED
-    try:
-        async with options.session() as session:
-            if ledger is not None:
-                state = await _reverse_by_ledger(session, ledger, which)
-            else:
-                undo = session.cancel if operation == "cancel" else session.reverse
-                await undo(**attrs.asdict(which))
-    except NotReversibleError:
-        terminal.say(text("undo.too_late"))
-        raise
-    if state is State.REVERSED:
-        terminal.out().print(text(f"undone.{operation}"))
-        return 0
-    still_paid = state is State.ACCEPTED  # another process was refused
-    terminal.complain(text("undo.still_paid" if still_paid else "undo.no_answer"))
-    return 3 if still_paid else 4
 
 
 async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> State:

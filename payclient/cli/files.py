@@ -52,12 +52,6 @@ def check_regular(option: str, path: Path) -> None:
         raise unfit(option, path, fault)
 
 
-def check_ours(option: str, path: Path, mark: bytes) -> None:
-    """Raise `ConfigurationError` for a file that is not empty and does not begin with what payclient writes there."""
-    if path.exists() and mark not in (path.read_bytes()[:400] or mark):
-        raise ConfigurationError(f"{option} {path.name}: is there already, and payclient did not write it")
-
-
 def check_output(option: str, path: Path, *endings: str) -> None:
     """Raise `ConfigurationError` where a file cannot be written later, or has none of the endings."""
     if path.suffix.lower() not in endings:

@@ -14,10 +14,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from payclient.cli.files import atomic_write, check_ours, check_output
+from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, sums
 from payclient.cli.texts import counted, label, language, reason, sentence, text
+from payclient.errors import ConfigurationError
 from payclient.events import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
@@ -28,11 +29,15 @@ LISTED, BARS = 200, 20
 #: Seconds after which the page of an unfinished run loads itself again.
 RELOAD = 30
 
+#: Text near the beginning of each page that payclient writes.
+_MARK = b'content="payclient"'
+
 
 def check_page(path: Path) -> None:
     """Raise `ConfigurationError` where the path is not a place for a page."""
     check_output("--html", path, ".html", ".htm")
-    check_ours("--html", path, b'content="payclient"')
+    if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
+        raise ConfigurationError(f"--html {path.name}: is there already, and payclient did not write it")
 
 
 @cache

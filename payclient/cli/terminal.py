@@ -150,7 +150,7 @@ def without_password(text: str) -> str:
 
 def printable(text: object) -> str:
     """Return a text for a console as it is: markup and what is not printable are escaped, for a name may hold both."""
-    from payclient.events import escape_text  # `--help` needs no ledger
+    from payclient.validation import escape_text  # `--help` loads no rules of values
 
     return escape("\n".join(map(escape_text, str(text).split("\n"))))
 
@@ -168,7 +168,7 @@ def print_result(text: str) -> None:
 
 def print_line(text: str) -> None:
     """Write one line to stdout, never wrapped; what is not printable is escaped."""
-    from payclient.events import escape_text  # `--help` needs no ledger
+    from payclient.validation import escape_text  # `--help` loads no rules of values
 
     _STDOUT.write(f"{escape_text(text)}\n")
     _STDOUT.flush()

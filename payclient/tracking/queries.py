@@ -42,7 +42,8 @@ from payclient.tracking.evidence import (
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
 from payclient.tracking.recovery import by_attempt, history_of, is_noted
-from payclient.validation import is_personal
+from payclient.validation import is_personal, sanitize_text
+from payclient.wire import kept_fields
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -52,6 +53,9 @@ UNAUTHORIZED_PAUSE = 30.0
 
 #: The weight of one query in the share of those that fail, and the share from which a service counts as failing.
 WEIGHT, FAILING = 1 / 16, 0.05
+
+#: Fields that are kept of a report of a user's own source, as many as a profile may list.
+MOST_FIELDS = 20
 
 
 class StatusQueries:
@@ -274,11 +278,9 @@ def _alarm(record: Record, reading: Reading) -> None:
 
 def _storable(report: StatusReport) -> StatusReport:
     """Return a report of a user's own source with only what may be kept of it, its transaction id read strictly."""
-    receipt = {
-        name: value
-        for name, value in report.receipt.items()
-        if type(name) is str and type(value) in (str, int) and not is_personal(name)
-    }
+    names = [name for name in report.receipt if type(name) is str and not is_personal(name)]
+    kept = kept_fields(report.receipt, names[:MOST_FIELDS])
+    receipt = {sanitize_text(name): value for name, value in kept.items()}
     reason = report.reason if type(report.reason) is str else None
     # A source of one's own has no table of words: any other word decides nothing.
     state = report.state if report.state in STATE_WORDS else None

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
-from payclient.errors import ConfigurationError, LedgerError, TrackerClosedError
+from payclient.errors import LedgerError, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -78,15 +78,9 @@ class Poller:
         profile = session.profile
         self.session = session
         self.clock = clock
-        if schedule is None:
-            schedule = Attentive(window=profile.sale_window)
-        elif callable(getattr(schedule, "gap", None)):
-            schedule = _UsersSchedule(schedule, profile.sale_window)
-        else:
-            raise ConfigurationError(
-                f"schedule must be a Schedule, such as Fixed(5) or Attentive(); {type(schedule).__name__} was given"
-            )
-        self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
+        window, total = profile.sale_window, session.timeouts.total
+        gaps = Attentive(window=window) if schedule is None else _UsersSchedule(schedule, window)
+        self.policy: Policy = Policy(profile, gaps, total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)

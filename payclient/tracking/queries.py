@@ -213,14 +213,9 @@ class StatusQueries:
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         is_conflict = any(isinstance(each, Conflicted) for each in reading.events)
-        try:
+        with suppress(LedgerError):  # then the write fails as well, or the same is written twice
             if is_conflict and await is_noted(self._asks.ledger, record, reading.events):
                 return True
-        except LedgerError as error:  # query it once more, as after a write that failed
-            ask.failures += 1
-            ask.recheck()
-            self._asks.late.failed(error)
-            return False
         _alarm(record, reading)
         if reading.conflict is not None:
             what = "a status report is not ours: %s"
@@ -248,8 +243,8 @@ class StatusQueries:
         if await is_noted(self._asks.ledger, record, reading.events):
             return record
         _alarm(record, reading)
-        if reading.conflict is not None:  # here only the answer to a confirmation has one
-            what = "a confirmation is not ours: %s"
+        if reading.conflict is not None:  # here only what is read of a form has one
+            what = "a report of a form that is confirmed is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
         after = record
         for event in reading.events:

@@ -304,9 +304,7 @@ class Confirmer:
         if self._queries.source is not None or not form.credentials or self._queries.can_see(form):
             return True
         history = await history_of(self._asks.ledger, form)
-        named = (
-            said.get("transaction_id") for change, said in history if change.event != FoundPending.__name__
-        )
+        named = (each.facts.get("transaction_id") for each in history if each.event != FoundPending.__name__)
         return transaction_id in named
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:

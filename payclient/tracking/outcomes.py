@@ -126,7 +126,7 @@ class Outcome:
             reason=record.reason if is_newest else None,
             receipt=_receipt(record) if change.after in APPROVED else {},
             # Only `Overpaid` says `also`.
-            also_paid=tuple(orjson.loads(change.detail or "{}").get("also", ())),
+            also_paid=tuple(change.facts.get("also", ())),
             cursor=change.cursor,
         )
 

@@ -233,7 +233,7 @@ class StatusQueries:
             return
         with suppress(LedgerError):  # the feed has the correction all the same
             history = await history_of(self._asks.ledger, after)
-            found = (each.before for each, _ in history if each.event == FoundAccepted.__name__)
+            found = (each.before for each in history if each.event == FoundAccepted.__name__)
             alarm = ALARMS.get((next(found, None), "Aceptado"))
             if alarm is not None and alarm not in reading.alarms:
                 _alarm(after, Reading(alarms=[alarm]))
@@ -284,7 +284,7 @@ def _storable(report: StatusReport) -> StatusReport:
     return attrs.evolve(report, state=state, receipt=receipt, reason=reason, unreadable=unreadable)
 
 
-def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], codes: Set[int]) -> bool:
+def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> bool:
     """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
 
     The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
@@ -294,13 +294,13 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
             return True  # nobody here has its links, and another ledger may have prepared the same id
         case _, State.EXPIRED:
             # Its process could query no status. One that was queried to the end may be asked beside.
-            ends = (said for change, said in history if change.event == Exhausted.__name__)
+            ends = (change.facts for change in history if change.event == Exhausted.__name__)
             return bool(next(ends, None))
         case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
             return True  # an archived attempt may have been notified: the ledger keeps that no more
         case "sale", State.REFUSED:
             # Its code may have come into the profile since; what was known then, only the history has.
-            return before.error_code in codes or any(said.get("exists") for _, said in history)
+            return before.error_code in codes or any(change.facts.get("exists") for change in history)
     return False
 
 

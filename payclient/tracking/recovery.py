@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
@@ -47,16 +45,16 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
 
-def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[tuple[Change, dict[str, Any]]]]:
-    """Return an id's changes by attempt, the newest first, each with what its event said beside the record."""
-    found = defaultdict[int, list[tuple[Change, dict[str, Any]]]](list)
+def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
+    """Return an id's changes by attempt, the newest first."""
+    found = defaultdict[int, list[Change]](list)
     for each in reversed(history):
-        found[each.attempt].append((each, orjson.loads(each.detail or "{}")))
+        found[each.attempt].append(each)
     return found
 
 
-async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:
-    """Return what `by_attempt` does of one attempt."""
+async def history_of(ledger: Ledger, record: Record) -> list[Change]:
+    """Return the changes of one attempt, the newest first."""
     return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
 
 
@@ -66,12 +64,13 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     None: the browser came back cancelled.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
-    for change, said in await history_of(ledger, record):
+    for change in await history_of(ledger, record):
         if change.after.decided and change.before is not change.after:
             break
+        transaction_id = change.facts.get("transaction_id")
         # A return without an id was a cancelled one; a report without an id named nothing.
-        if change.event in _NAMED and ("transaction_id" in said or change.event != FoundPending.__name__):
-            named[said.get("transaction_id")] = None
+        if change.event in _NAMED and (transaction_id is not None or change.event != FoundPending.__name__):
+            named[transaction_id] = None
     return list(named)
 
 
@@ -138,7 +137,7 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
     # `Refused.exists`, of any attempt: once more, for an index that lags.
-    if is_refused and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
+    if is_refused and any(change.facts.get("exists") for change in history):
         dues.append(decided_at + absent_after)
     return dues
 
@@ -151,7 +150,7 @@ async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> b
     match events:
         case [Conflicted(candidate_id=None, what=what)]:
             # Only a conflict says `what`.
-            return any(said.get("what") == what for _, said in await history_of(ledger, record))
+            return any(change.facts.get("what") == what for change in await history_of(ledger, record))
     return False
 
 

@@ -1,4 +1,5 @@
-"""The facts about an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging.
+"""The facts about an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging but of a
+user's schedule that fails.
 
 Times are seconds of the monotonic clock, except those of records.
 """
@@ -6,6 +7,7 @@ Times are seconds of the monotonic clock, except those of records.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,6 +16,7 @@ import attrs
 
 from payclient.events import Evidence
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, RECHECK_AGES, Schedule, first_part, phase
@@ -45,6 +48,9 @@ MOST_PATIENCE = 500.0
 
 #: Queries of one ask that fail in a row before its wait ends without an answer.
 FAILURES = 3
+
+#: Seconds between two queries where a user's schedule gives no such number.
+DEFAULT_GAP = 2.0
 
 #: In units of `absent_after`: from one proof of absence to the second, and from the permit to the end of both.
 BETWEEN_PROOFS, LONGEST_PROOF = 0.1, 1.2
@@ -478,8 +484,12 @@ class Policy:
 
     def _gap(self, ask: Followed, age: float, part: float) -> float:
         slowness = 1 if ask.record.kind == "sale" else FORM_SLOWNESS
-        gap = slowness * float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
-        return gap if gap >= 0.0 else self.least_gap  # NaN too
+        try:
+            gap = float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
+        except Exception as error:  # whatever a user's own schedule raises must not end the poller
+            log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
+            gap = math.nan
+        return slowness * (gap if gap >= 0.0 else DEFAULT_GAP * self.scale)
 
     # --- Which request next
 

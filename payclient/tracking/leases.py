@@ -208,20 +208,13 @@ class Leases:
                 ids, self._untaken = [*self._untaken], set()
                 await self._take_over(ids)
             if self._must_look:
-                await self._look_for_abandoned()
+                self._must_look = False  # what is claimed meanwhile needs a look of its own
+                await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
         except LedgerError as error:
+            self._must_look = True
             self._asks.late.failed(error)
             return False
         return True
-
-    async def _look_for_abandoned(self) -> None:
-        """Look for abandoned forms. What is claimed meanwhile needs a look of its own."""
-        self._must_look = False
-        try:
-            await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
-        except BaseException:
-            self._must_look = True
-            raise
 
     async def _take_over(self, ids: Sequence[str], records: Sequence[Record] | None = None) -> None:
         """Follow asks that are held here. Where that fails, remember them. With `records` None read them first."""

@@ -20,7 +20,7 @@ from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
-from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
+from payclient.schedule import Attentive, Schedule
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.confirmations import Confirmer
@@ -78,9 +78,8 @@ class Poller:
         profile = session.profile
         self.session = session
         self.clock = clock
-        window, total = profile.sale_window, session.timeouts.total
-        gaps = Attentive(window=window) if schedule is None else _UsersSchedule(schedule, window)
-        self.policy: Policy = Policy(profile, gaps, total, own_source=status is not None)
+        schedule = Attentive(window=profile.sale_window) if schedule is None else schedule
+        self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
@@ -485,18 +484,3 @@ class Poller:
         for started in self._starting.values():
             started.set()
         self.asks.close()
-
-
-class _UsersSchedule:
-    """A schedule of the user's own, whose faults must not end the poller."""
-
-    def __init__(self, schedule: Schedule, sale_window: float) -> None:
-        self._schedule = schedule
-        self._default = 2.0 * sale_window / NORMAL_WINDOW
-
-    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        try:
-            return float(self._schedule.gap(age, part=part, heard=heard))
-        except Exception as error:  # whatever it raises
-            log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
-            return self._default

@@ -284,7 +284,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
     A ledger that cannot be read is read again after a while, from the same place.
     """
     asks.check_loop()
-    failing, is_checked = False, since <= 0
+    is_checked = since <= 0
     while True:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
@@ -299,13 +299,10 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
                 return
             if isinstance(error, UsageError):
                 raise
-            if not failing:
-                log("warning", "feed_unavailable", "", "outcomes cannot be read now: %s", error)
-            failing = True
+            asks.late.failed(error)
             with suppress(TimeoutError):
                 await within(asks.clock, AGAIN, changed.wait())
             continue
-        failing = False
         for change in changes:
             since = change.cursor
             yield Outcome.at(change, attempts[change.client_transaction_id][change.attempt - 1])

@@ -102,7 +102,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
         return
     async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
-            if is_abandoned(record):
+            if record.state is State.CANCELLED and may_be_paid(record):
                 await confirmer.recover([record])
         elif can_query:
             for due in await _queries_due(ledger, record, poller.policy.absent_after):
@@ -119,11 +119,6 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
         for record in (await ledger.get_many(list(found))).values():
             if record.state in unpaid:
                 yield record
-
-
-def is_abandoned(record: Record) -> bool:
-    """Return whether a form is cancelled, and may be paid all the same."""
-    return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
 
 
 async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float | None]:

@@ -290,10 +290,8 @@ class Policy:
 
     def follows(self, record: Record) -> bool:
         """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
-        is_found_by_id = record.transaction_id is not None and self.by_transaction_id
-        is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
-        return record.kind == "sale" or self.can_always_query or is_reversal_found or not self.can_query
+        return record.kind == "sale" or self.has_id(record) or not self.can_query
 
     def can_find(self, record: Record) -> bool:
         """Return whether an id to query by is known of the attempt. An open form's may yet be: from its browser."""

@@ -25,7 +25,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Conflicted, Evidence, Exhausted, FoundAccepted, Lost
+from payclient.events import Conflicted, Event, Evidence, Exhausted, FoundAccepted, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.logs import tracker_log as log
@@ -41,7 +41,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
-from payclient.tracking.recovery import by_attempt, history_of, is_noted
+from payclient.tracking.recovery import by_attempt, history_of
 from payclient.validation import is_personal, sanitize_text
 from payclient.wire import kept_fields
 
@@ -212,11 +212,10 @@ class StatusQueries:
         record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
-        is_conflict = any(isinstance(each, Conflicted) for each in reading.events)
         with suppress(LedgerError):  # then the write fails as well, or the same is written twice
-            if is_conflict and await is_noted(self._asks.ledger, record, reading.events):
+            if await self.is_noted(record, reading.events):
                 return True
-        _alarm(record, reading)
+        _alarm(record, reading.alarms)
         if reading.conflict is not None:
             what = "a status report is not ours: %s"
             log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
@@ -224,6 +223,18 @@ class StatusQueries:
         if is_taken:
             await self._alarm_if_corrected(record, ask.record, reading)
         return is_taken
+
+    async def is_noted(self, record: Record, events: Sequence[Event]) -> bool:
+        """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
+
+        One that drops a candidate is written each time: the candidate may have been named again.
+        """
+        match events:
+            case [Conflicted(candidate_id=None, what=what)]:
+                # Only a conflict says `what`.
+                history = await history_of(self._asks.ledger, record)
+                return any(change.facts.get("what") == what for change in history)
+        return False
 
     async def _alarm_if_corrected(self, before: Record, after: Record, reading: Reading) -> None:
         """Raise the alarm of a payment that was found after a person or another process called the ask unpaid."""
@@ -236,13 +247,13 @@ class StatusQueries:
             found = (each.before for each in history if each.event == FoundAccepted.__name__)
             alarm = ALARMS.get((next(found, None), "Aceptado"))
             if alarm is not None and alarm not in reading.alarms:
-                _alarm(after, Reading(alarms=[alarm]))
+                _alarm(after, [alarm])
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means, read by this record of an attempt; return the record after that."""
-        if await is_noted(self._asks.ledger, record, reading.events):
+        if await self.is_noted(record, reading.events):
             return record
-        _alarm(record, reading)
+        _alarm(record, reading.alarms)
         if reading.conflict is not None:  # here only what is read of a form has one
             what = "a report of a form that is confirmed is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
@@ -266,8 +277,8 @@ class StatusQueries:
             log("warning", event, client_transaction_id, "%s", message)
 
 
-def _alarm(record: Record, reading: Reading) -> None:
-    for alarm in reading.alarms:
+def _alarm(record: Record, alarms: Sequence[str]) -> None:
+    for alarm in alarms:
         log("critical", "outcome_alarm", record.client_transaction_id, "%s", alarm)
 
 

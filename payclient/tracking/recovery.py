@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
+from payclient.events import FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -135,18 +135,6 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     if is_refused and any(change.facts.get("exists") for change in history):
         dues.append(decided_at + absent_after)
     return dues
-
-
-async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
-    """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
-
-    One that drops a candidate is written each time: the candidate may have been named again.
-    """
-    match events:
-        case [Conflicted(candidate_id=None, what=what)]:
-            # Only a conflict says `what`.
-            return any(change.facts.get("what") == what for change in await history_of(ledger, record))
-    return False
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

@@ -374,13 +374,14 @@ class Policy:
 
     def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None: no more. Where no query is left for a wait, waits are over."""
-        record, expires, is_first = ask.record, ask.expires, ask.queried_at == NEVER
+        record, expires = ask.record, ask.expires
         can_query = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.followed_elsewhere:
             return self._ended_elsewhere(ask, now)
-        if is_first and record.notified_at is not None and record.state is PENDING and not ask.waits_over:
+        is_notified = record.notified_at is not None and record.state is PENDING
+        if ask.queried_at == NEVER and is_notified and not ask.waits_over:
             # A notification came before the answer to our POST.
             ask.notified_queries, ask.waits_over = 0, not can_query
             return AT_ONCE if can_query else expires
@@ -389,18 +390,19 @@ class Policy:
             end = expires if ask.waits_over else expires + LATE_NOTIFICATION * self.scale
             if now < end:
                 return expires if now < expires else end
-        elif (when := self._next_query_due(ask, now, is_first=is_first)) is not None:
+        elif (when := self._next_query_due(ask, now)) is not None:
             return when
         ask.waits_over = True
         return self._background_look(ask, now)
 
-    def _next_query_due(self, ask: Followed, now: float, *, is_first: bool) -> float | None:
+    def _next_query_due(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried next; None where no query is left for a wait."""
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
                 return now + NOTIFIED_DELAYS[count] * self.scale
             ask.notified_queries = None  # the series is over
+        is_first = ask.queried_at == NEVER
         # The id alone decides the place of the first query here, so that a restart keeps it.
         spread = phase(ask.record.client_transaction_id) if is_first else 0.0
         if now < ask.expires:

@@ -406,9 +406,10 @@ class Poller:
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
-        now = self.clock.monotonic()
-        if ask.followed_elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
-            ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
+        is_expired = ask.record.state is State.PENDING and self.clock.monotonic() >= ask.expires
+        if ask.followed_elsewhere and is_expired:
+            ask.followed_elsewhere = False  # its process may follow no such asks
+            self.asks.plan(ask)
         if ask.waits_over or awaits_last_query(ask.record):
             self.start_work(self._query_soon(ask))
 

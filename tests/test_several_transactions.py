@@ -1328,7 +1328,7 @@ async def test_what_an_earlier_attempt_of_another_content_paid_is_not_this_one(s
             await error_of(payclient.CustomerBusyError, tracker.sale(request))
         service.instead = lambda path: None
         service.decide("Aceptado")
-        await error_of(payclient.NotSentError, tracker.sale(changed))
+        await error_of(payclient.NotSentError, tracker.sale(changed), match="is not as it was sent")
         assert (await record_in(service.ledger)).state is State.REFUSED
     assert service.posted == {"order-17": 1}
 

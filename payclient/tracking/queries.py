@@ -403,7 +403,8 @@ class Refusals:
         try:
             report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
-            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
+            words = f"an earlier attempt may exist, and cannot be queried ({why})"
             raise NotSentError(words, client_transaction_id=identifier) from None
         doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
         if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):

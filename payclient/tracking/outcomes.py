@@ -212,16 +212,14 @@ class PendingSale:
         asks, record = self._poller.asks, self.record
         asks.check_loop()
         ask = asks.follow(record)
-        if ask is None:
-            return self._take(await newest_of(asks, record))
-        if (ask.waits_over and not ask.record.state.decided) or ask.followed_elsewhere:
+        if ask is not None and (ask.followed_elsewhere or (ask.waits_over and not ask.record.state.decided)):
             # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)
+            ask = asks.follow(ask.record)
+        if ask is None:
+            return self._take(await newest_of(asks, record))
         if not (ask.record.state.decided or ask.waits_over):
-            if asks.closed:  # while the ledger was read
-                return self._take(await newest_of(asks, ask.record))
-            ask = asks.follow(ask.record) or ask  # it may have been forgotten then, too
             await _wait_for_end(asks.clock, ask, timeout)
         return self._take(ask.record, ask.report)
 

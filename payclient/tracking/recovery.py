@@ -144,13 +144,11 @@ async def _cursor_at(ledger: Ledger, since: float) -> int:
         changes = await ledger.changes(cursor, 1)
         return bool(changes) and changes[0].at < since
 
-    low, high = 0, 1
-    while await is_older(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await is_older(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    cursor, step = 0, 1
+    while await is_older(cursor + step):
+        cursor, step = cursor + step, 2 * step
+    while step > 1:
+        step //= 2
+        if await is_older(cursor + step):
+            cursor += step
+    return cursor

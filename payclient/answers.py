@@ -26,9 +26,8 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.events import sanitize_text
 from payclient.profile import GAVE_UP, ServiceProfile
-from payclient.validation import service_names
+from payclient.validation import sanitize_text, service_names
 
 __all__ = ["HttpResponse"]
 

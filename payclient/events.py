@@ -4,31 +4,18 @@ Text that others wrote is bounded as an event is made: a hostile message must ne
 """
 
 import enum
-import json
 from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
 from attrs.converters import optional
 
-__all__ = ["Event", "Evidence", "escape_text", "sanitize_text"]
+from payclient.validation import sanitize_text
 
-_TEXT = 500
+__all__ = ["Event", "Evidence"]
+
 _MESSAGES = 50
-_RECEIPT = 32_000
 _INT64 = 2**63
-
-
-def escape_text(text: str) -> str:
-    """Return the text with what is not printable escaped, so that every database and terminal takes it."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def sanitize_text(text: str) -> str:
-    """Return at most 500 characters of a text that others wrote, escaped."""
-    return escape_text(text[:_TEXT])[:_TEXT]
 
 
 def _texts(texts: Sequence[str]) -> tuple[str, ...]:
@@ -37,21 +24,6 @@ def _texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _code(code: int | None) -> int | None:
     return code if code is None or -_INT64 <= code < _INT64 else None
-
-
-def _receipt(receipt: str) -> str | None:
-    """Return a JSON object in ASCII, its texts printable, for any database; None where it is not a JSON object."""
-    try:
-        fields = json.loads(receipt) if len(receipt) <= _RECEIPT else None
-    except ValueError:
-        return None
-    if not isinstance(fields, dict) or not fields:
-        return None
-    texts = {
-        sanitize_text(name): sanitize_text(value) if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
-    return json.dumps(texts)
 
 
 class Evidence(enum.StrEnum):
@@ -161,8 +133,8 @@ class Found(Event):
     transaction_id: int | None = None
     #: Why it was declined, as the service wrote it (bounded).
     reason: str | None = attrs.field(default=None, repr=False, converter=optional(sanitize_text))
-    #: The fields of the report that the profile's `receipt_fields` keep, as a JSON object (bounded).
-    receipt: str | None = attrs.field(default=None, repr=False, converter=optional(_receipt))
+    #: What is kept of the report (`wire.kept_fields`), as a JSON object in ASCII.
+    receipt: str | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen(kw_only=True)

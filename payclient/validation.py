@@ -27,6 +27,9 @@ from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestErro
 #: Characters of the longest text that any profile takes: no field of the document needs more.
 MAX_TEXT = 4096
 
+#: Characters that are kept of a text that others wrote.
+_TEXT = 500
+
 #: Ids that drop out of an address.
 DOTS = frozenset({".", ".."})
 
@@ -90,6 +93,18 @@ def id_fault(value: str) -> str | None:
     if not unicodedata.is_normalized("NFC", value):
         return "must be in Unicode's normal form NFC"
     return None
+
+
+def escape_text(text: str) -> str:
+    """Return the text with what is not printable escaped, so that every database and terminal takes it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def sanitize_text(text: str) -> str:
+    """Return at most 500 characters of a text that others wrote, escaped."""
+    return escape_text(text[:_TEXT])[:_TEXT]
 
 
 def is_safe_link(link: str, hosts: Set[str] | None) -> bool:

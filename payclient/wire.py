@@ -5,7 +5,7 @@ returns a result or raises a `RefusedError` (nothing was created or changed) or 
 which they judge are in `answers`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -38,7 +38,6 @@ from payclient.errors import (
     NotReversibleError,
     OutcomeUnknownError,
 )
-from payclient.events import sanitize_text
 from payclient.models import (
     BillTo,
     FormLinks,
@@ -51,7 +50,15 @@ from payclient.models import (
     StatusReport,
 )
 from payclient.profile import ServiceProfile
-from payclient.validation import DOTS, field_fault, is_safe_link, service_names, text_fault, to_service
+from payclient.validation import (
+    DOTS,
+    field_fault,
+    is_safe_link,
+    sanitize_text,
+    service_names,
+    text_fault,
+    to_service,
+)
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 
@@ -408,7 +415,7 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
         state = None
     found: dict[str, Any] = {name: getattr(fields, name) for name in _REPORTED}
     wrong = [name for name, value in found.items() if value is UNREADABLE]
-    kept = _kept(entry, profile.receipt_fields)
+    kept = kept_fields(entry, profile.receipt_fields)
     found.update(dict.fromkeys(wrong, None))
     return StatusReport(
         state=state,
@@ -420,8 +427,8 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
     )
 
 
-def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]:
-    """Return the fields that are there and hold a text or an integer, bounded."""
+def kept_fields(entry: Mapping[str, Any], names: Iterable[str]) -> dict[str, str | int]:
+    """Return the fields that are there and hold a text or an integer, bounded so that any database takes them."""
     kept: dict[str, str | int] = {}
     for name in names:
         value = entry.get(name)

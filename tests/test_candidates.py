@@ -38,7 +38,7 @@ from fake_service import (
     when,
 )
 from payclient.events import Evidence, Notified, Refused
-from payclient.ledger import Ledger
+from payclient.ledger import Change, Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
@@ -702,3 +702,34 @@ async def test_an_old_handle_takes_no_name_from_the_next_attempt(service: FakeSe
         assert receipt is Receipt.EARLY
         record = await record_in(service.ledger)
         assert (record.attempt, record.state, record.candidate_ids) == (2, State.UNKNOWN, (1000,))
+
+
+async def test_a_look_back_at_a_refused_attempt_ends_no_wait_for_the_next_one(service: Lagging) -> None:
+    """A process that begins reads for a while what was refused; its sale may be sent again meanwhile."""
+    service.lags = False
+    ledger, gate = MemoryLedger(), Gate()
+    async with tracking(service, ledger) as tracker:
+        service.scripts = [refuses(22)]
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await service.clock.advance(5)
+    history = ledger.history
+
+    async def slow_history(client_transaction_id: str) -> list[Change]:
+        found = await history(client_transaction_id)
+        if not gate.there.is_set():
+            await gate()
+        return found
+
+    ledger.history = slow_history  # type: ignore[method-assign]  # the first read takes long
+    async with tracking(service, ledger) as tracker:
+        await gate.there.wait()
+        pending = await tracker.sale(sale())
+        assert pending.attempt == 2
+        waiting = asyncio.ensure_future(pending.wait())
+        gate.go.set()
+        await service.clock.advance(5)
+        assert not waiting.done()
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+        assert (await waiting).paid is True

@@ -20,8 +20,9 @@ from payclient.events import (
 )
 from payclient.ledger import Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record
-from payclient.tracking.recovery import is_abandoned, unconfirmed_ids, unpaid_since
+from payclient.tracking.recovery import unconfirmed_ids, unpaid_since
 from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
 
 
@@ -207,7 +208,7 @@ async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
                 await ledger.apply(record, FoundAccepted(at=float(now), transaction_id=number + 1))
             elif now >= since:
                 expected.add(identifier)
-    found = [each async for each in unpaid_since(ledger, float(since)) if is_abandoned(each)]
+    found = [each async for each in unpaid_since(ledger, float(since)) if may_be_paid(each)]
     assert {record.client_transaction_id for record in found} == expected
 
 

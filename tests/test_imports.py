@@ -12,8 +12,8 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts secret",
-    "validation events",
-    "models",
+    "validation",
+    "events models",
     "profile",
     "answers",
     "wire lifecycle schedule notifications",

@@ -368,8 +368,11 @@ async def test_what_a_person_refused_elsewhere_and_is_paid_is_an_alarm(
     assert alarms(caplog) == ["order-17: refused, and yet accepted"]
 
 
-async def test_what_was_sent_again_elsewhere_and_is_paid_is_found_here(service: FakeService) -> None:
+async def test_what_was_sent_again_elsewhere_and_is_paid_is_found_here(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process that sent it first has heard of nothing since: its own query shows it the newer attempt."""
+    monkeypatch.setattr(leases, "RENEW", 600.0)  # nor has it looked after its leases
     ledger = DeafLedger()
     async with (
         selling(service, lost_request, ledger=ledger) as (deaf, _),

@@ -382,17 +382,6 @@ async def test_hostile_text_blocks_no_record(ledger: Ledger, code: int) -> None:
         assert all(len(value) == 500 for value in json.loads(change.detail or "").values())
 
 
-async def test_a_hostile_receipt_blocks_no_record(ledger: Ledger) -> None:
-    """That it is paid is written whatever the receipt is; a sound one is kept."""
-    receipts = ['{"code": "\ud800\x00"}', '{"code": "\\u0000"}', "[1]", "{", '{"code": "ñ"}']
-    for number, receipt in enumerate(receipts):
-        record = await brought(ledger, State.PENDING, f"order-{number}")
-        after = await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7, receipt=receipt))
-        assert after == await ledger.get(f"order-{number}")
-        assert after.state is State.ACCEPTED
-        assert (after.receipt is None) is (receipt in ("[1]", "{") or "\x00" in receipt), receipt
-
-
 async def test_closed(ledger: Ledger) -> None:
     await ledger.aclose()
     await ledger.aclose()

@@ -160,12 +160,13 @@ async def test_both_are_there_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("delays")
 async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> None:
-    """What it calls a receipt is looked at like an answer of the service."""
+    """What it calls a receipt is looked at like an answer of the service: hostile texts, and many, block no record."""
     service, ledger = FakeService(), MemoryLedger()
     junk: Any = {
         "authorizationCode": "W7", "email": "ann@shop.example", 5: "x", "tip": 1.5, "message": ["no"],
         "cardBrand": "Vi\ud83d",  # a cut emoji, as `json.loads` gives it
-    }  # fmt: skip
+        "\ud800\x00": "\x00" + "ñ" * 2000,
+    } | {f"field{number}": number for number in range(100)}  # fmt: skip
     paid = StatusReport(state="Aceptado", client_transaction_id="order-1", receipt=junk)
     declined = StatusReport(state="Cancelado", client_transaction_id="order-22", reason="no funds")
     said = {"order-1": paid, "order-22": declined}
@@ -174,7 +175,12 @@ async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> N
         return said[reference.client_transaction_id]
 
     async with tracking(service, ledger, PLAIN, status=status) as tracker:
-        receipt = {"authorizationCode": "W7", "cardBrand": "Vi\\ud83d"}
+        receipt: Any = {
+            "authorizationCode": "W7",
+            "cardBrand": "Vi\\ud83d",
+            "\\ud800\\x00": "\\x00" + "ñ" * 199,
+        }
+        receipt |= {f"field{number}": number for number in range(15)}
         for name, kept in (("order-1", (None, receipt)), ("order-22", ("no funds", {}))):
             outcome = await outcome_of(service, await tracker.sale(push(name, f"09840000{len(name):02}")))
             assert (outcome.reason, outcome.receipt) == kept

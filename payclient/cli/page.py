@@ -19,8 +19,8 @@ from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, sums
 from payclient.cli.texts import counted, label, language, reason, sentence, text
 from payclient.errors import ConfigurationError
-from payclient.events import sanitize_text
 from payclient.lifecycle import State
+from payclient.validation import sanitize_text
 from payclient.web.pages import hash_of
 
 #: Rows of one label that are listed (all are counted), and bars of the picture.

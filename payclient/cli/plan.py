@@ -20,7 +20,6 @@ from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, label, reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerMissingError
-from payclient.events import escape_text
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
@@ -28,6 +27,7 @@ from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest, lane_digest
 from payclient.tracking.tracker import check_service
+from payclient.validation import escape_text
 from payclient.wire import encode_sale
 
 #: Client transaction ids shown of an error about many.

@@ -19,9 +19,9 @@ from payclient.cli.configuration import origins
 from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, PURCHASE_OPEN, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, sums
 from payclient.cli.texts import counted, label, reason, text
-from payclient.events import sanitize_text
 from payclient.lifecycle import State
 from payclient.tracking.tracker import Tracker
+from payclient.validation import sanitize_text
 
 #: How a run shows its progress. "auto": live on a terminal, plain lines elsewhere.
 Look = Literal["auto", "quiet", "json"]

@@ -12,12 +12,11 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import InvalidRequestError
-from payclient.events import escape_text
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, RowError, find_mark, read_cell, signed_currency
 from payclient.rows.format import KEY, SHOWABLE, Layout, plain
 from payclient.rows.records import HIDDEN, Records, named, read_records
-from payclient.validation import to_service
+from payclient.validation import escape_text, to_service
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 

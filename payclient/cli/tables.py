@@ -16,11 +16,11 @@ import attrs
 from payclient.cli.files import check_output, unfit
 from payclient.cli.texts import language, reason
 from payclient.errors import InvalidRequestError
-from payclient.events import escape_text
 from payclient.rows import ChargeFile
 from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format
 from payclient.rows.records import SHEETS, Records, read_records
+from payclient.validation import escape_text
 
 #: Places where a spreadsheet would begin a formula; a `;`, tab or line break separates cells in some locale.
 _DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
+import orjson
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Event, Evidence
@@ -62,6 +63,11 @@ class Change:
     evidence: Evidence
     #: The further facts of the event: ids, an actor and a reason, a conflict.
     detail: str | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The further facts of the event by their names."""
+        return orjson.loads(self.detail) if self.detail else {}
 
 
 #: The attempts of each client transaction id, and those of a purchase.

@@ -33,7 +33,7 @@ from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import history_of, is_noted, unconfirmed_ids
+from payclient.tracking.recovery import history_of, unconfirmed_ids
 from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm
 
 if TYPE_CHECKING:
@@ -304,9 +304,7 @@ class Confirmer:
         if self._queries.source is not None or not form.credentials or self._queries.can_see(form):
             return True
         history = await history_of(self._asks.ledger, form)
-        named = (
-            said.get("transaction_id") for change, said in history if change.event != FoundPending.__name__
-        )
+        named = (each.facts.get("transaction_id") for each in history if each.event != FoundPending.__name__)
         return transaction_id in named
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
@@ -386,7 +384,7 @@ class Confirmer:
         dropped = current.transaction_id if drops else None
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         with suppress(LedgerError):  # a forged notification may come again and again: it is written once
-            if await is_noted(self._asks.ledger, form.record, [event]):
+            if await self._queries.is_noted(form.record, [event]):
                 return True
         form.record = await self._asks.write(form.record, event)
         return True

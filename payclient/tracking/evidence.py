@@ -363,15 +363,10 @@ class AnswerReader:
 
 def read_confirmation(record: Record, transaction_id: int, report: StatusReport, at: float) -> Reading:
     """Return what the answer to a confirmation means. Without events it is not a verdict yet."""
-    mismatch: str | None
     if report.transaction_id != transaction_id:
-        mismatch = f"confirming transaction {transaction_id} answered another"
-    elif report.client_transaction_id is None or report.amount is None:
-        mismatch = f"confirming transaction {transaction_id} does not say what it confirms"
-    else:
-        mismatch = find_mismatch(record, report)
-    if mismatch:
-        return conflict(mismatch, at)
+        return conflict(f"confirming transaction {transaction_id} answered another", at)
+    if report.client_transaction_id is None or report.amount is None:
+        return conflict(f"confirming transaction {transaction_id} does not say what it confirms", at)
     return read_form(record, report, at)
 
 
@@ -380,7 +375,7 @@ def read_form(record: Record, report: StatusReport | None, at: float) -> Reading
     if report is None:
         return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):
-        return Reading([Conflicted(at=at, what=mismatch)])
+        return conflict(mismatch, at)
     if report.state == "Pendiente":
         return Reading(report=report)
     return verdict(record, report, report.transaction_id, at, sale_window=0.0)

@@ -1,4 +1,5 @@
-"""The facts about an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging.
+"""The facts about an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging but of a
+user's schedule that fails.
 
 Times are seconds of the monotonic clock, except those of records.
 """
@@ -6,6 +7,7 @@ Times are seconds of the monotonic clock, except those of records.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,6 +16,7 @@ import attrs
 
 from payclient.events import Evidence
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
+from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, RECHECK_AGES, Schedule, first_part, phase
@@ -45,6 +48,9 @@ MOST_PATIENCE = 500.0
 
 #: Queries of one ask that fail in a row before its wait ends without an answer.
 FAILURES = 3
+
+#: Seconds between two queries where a user's schedule gives no such number.
+DEFAULT_GAP = 2.0
 
 #: In units of `absent_after`: from one proof of absence to the second, and from the permit to the end of both.
 BETWEEN_PROOFS, LONGEST_PROOF = 0.1, 1.2
@@ -284,10 +290,8 @@ class Policy:
 
     def follows(self, record: Record) -> bool:
         """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
-        is_found_by_id = record.transaction_id is not None and self.by_transaction_id
-        is_reversal_found = record.state is State.REVERSING and is_found_by_id
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
-        return record.kind == "sale" or self.can_always_query or is_reversal_found or not self.can_query
+        return record.kind == "sale" or self.has_id(record) or not self.can_query
 
     def can_find(self, record: Record) -> bool:
         """Return whether an id to query by is known of the attempt. An open form's may yet be: from its browser."""
@@ -370,13 +374,14 @@ class Policy:
 
     def next_look(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None: no more. Where no query is left for a wait, waits are over."""
-        record, expires, is_first = ask.record, ask.expires, ask.queried_at == NEVER
+        record, expires = ask.record, ask.expires
         can_query = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.followed_elsewhere:
             return self._ended_elsewhere(ask, now)
-        if is_first and record.notified_at is not None and record.state is PENDING and not ask.waits_over:
+        is_notified = record.notified_at is not None and record.state is PENDING
+        if ask.queried_at == NEVER and is_notified and not ask.waits_over:
             # A notification came before the answer to our POST.
             ask.notified_queries, ask.waits_over = 0, not can_query
             return AT_ONCE if can_query else expires
@@ -385,18 +390,19 @@ class Policy:
             end = expires if ask.waits_over else expires + LATE_NOTIFICATION * self.scale
             if now < end:
                 return expires if now < expires else end
-        elif (when := self._next_query_due(ask, now, is_first=is_first)) is not None:
+        elif (when := self._next_query_due(ask, now)) is not None:
             return when
         ask.waits_over = True
         return self._background_look(ask, now)
 
-    def _next_query_due(self, ask: Followed, now: float, *, is_first: bool) -> float | None:
+    def _next_query_due(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried next; None where no query is left for a wait."""
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
                 return now + NOTIFIED_DELAYS[count] * self.scale
             ask.notified_queries = None  # the series is over
+        is_first = ask.queried_at == NEVER
         # The id alone decides the place of the first query here, so that a restart keeps it.
         spread = phase(ask.record.client_transaction_id) if is_first else 0.0
         if now < ask.expires:
@@ -478,8 +484,12 @@ class Policy:
 
     def _gap(self, ask: Followed, age: float, part: float) -> float:
         slowness = 1 if ask.record.kind == "sale" else FORM_SLOWNESS
-        gap = slowness * float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
-        return gap if gap >= 0.0 else self.least_gap  # NaN too
+        try:
+            gap = float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
+        except Exception as error:  # whatever a user's own schedule raises must not end the poller
+            log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
+            gap = math.nan
+        return slowness * (gap if gap >= 0.0 else DEFAULT_GAP * self.scale)
 
     # --- Which request next
 

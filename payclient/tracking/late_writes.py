@@ -13,7 +13,7 @@ from payclient.clock import Clock, cancel_all, drain, sleep, start
 from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import Record, State, advance, transition_error
 from payclient.logs import tracker_log as log
 
 #: Seconds from one log line about a ledger that fails to the next.
@@ -105,9 +105,7 @@ class LateWrites:
             # same attempt and sends it.
             known = await self._ledger.get(record.client_transaction_id)
             if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):
-                raise TransitionError(
-                    "the permit was not committed", client_transaction_id=record.client_transaction_id
-                )
+                raise transition_error(record, "the permit was not committed")
         try:
             return await self._ledger.apply(record, event)
         except TransactionTakenError as taken:

@@ -200,57 +200,40 @@ class Leases:
             while is_more:
                 records = await self._ledger.claim_due(PAGE, LEASE)
                 is_more = len(records) == PAGE
-                self.ours.update(record.client_transaction_id for record in records)
+                ids = [record.client_transaction_id for record in records]
+                self.ours.update(ids)
                 self._must_look = self._must_look or bool(records)
-                await self._take_over(records)
-            if self._untaken:
-                await self._take_over(await self._read_untaken())
+                await self._take_over(ids, records)
+            if self._untaken:  # what others write meanwhile is read again in the next round
+                ids, self._untaken = [*self._untaken], set()
+                await self._take_over(ids)
             if self._must_look:
-                await self._look_for_abandoned()
+                self._must_look = False  # what is claimed meanwhile needs a look of its own
+                await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
         except LedgerError as error:
+            self._must_look = True
             self._asks.late.failed(error)
             return False
         return True
 
-    async def _look_for_abandoned(self) -> None:
-        """Look for abandoned forms. What is claimed meanwhile needs a look of its own."""
-        self._must_look = False
+    async def _take_over(self, ids: Sequence[str], records: Sequence[Record] | None = None) -> None:
+        """Follow asks that are held here. Where that fails, remember them. With `records` None read them first."""
         try:
-            await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
+            if records is None:
+                newest = (await self._ledger.get_many(ids)).values()
+                records = [record for record in newest if self._must_follow(record)]
+            await take_over(self._poller, records)
         except BaseException:
-            self._must_look = True
+            self._untaken.update(ids)
             raise
-
-    async def _read_untaken(self) -> list[Record]:
-        """Read what is held and not followed. What others write meanwhile is read again in the next round."""
-        ids, self._untaken = self._untaken, set()
-        try:
-            newest = (await self._ledger.get_many(list(ids))).values()
-        except BaseException:
-            self._untaken |= ids
-            raise
-        is_open = self._asks.open_ask
-        # A form also while it is followed: its customer may have come back.
-        unfollowed = [
-            each for each in newest if each.kind == "form" or not is_open(each.client_transaction_id)
-        ]
-        return [each for each in unfollowed if self._must_follow(each)]
 
     def _must_follow(self, record: Record) -> bool:
         """Return whether an attempt that is held here is open, and cannot be on its way to the service any more."""
         sent_before = self._poller.clock.time() - self._sending_after
         return record.created_at < sent_before if record.state is State.SENDING else not record.state.decided
 
-    async def _take_over(self, records: Sequence[Record]) -> None:
-        """Follow asks that are held here. Where that fails, remember them."""
-        try:
-            await take_over(self._poller, records)
-        except Exception:
-            self._untaken.update(record.client_transaction_id for record in records)
-            raise
-
     async def _compare(self) -> None:
-        """Leave the asks whose lease another process has taken, and follow those held here that nobody follows."""
+        """Leave the asks whose lease another process has taken, and find those held here that nobody follows."""
         before, find = set(self.ours), self._asks.find
         held = await self._ledger.held()
         self.ours = held | (self.ours - before)  # those that came while the ledger was read
@@ -259,17 +242,13 @@ class Leases:
                 ask.followed_elsewhere = True
                 self._asks.plan(ask)
         unfollowed = [each for each in held if (known := find(each)) is None or known.followed_elsewhere]
-        # What is new here was claimed, and the answer was lost: it is taken over next, a form too.
+        # What is new here was claimed, and the answer was lost.
         self._untaken.update(set(unfollowed) - before)
         for begin in range(0, len(unfollowed), PAGE):
-            records = await self._ledger.get_many(unfollowed[begin : begin + PAGE])
-            await self._take_over(
-                [
-                    each
-                    for each in records.values()
-                    if self._must_follow(each) and (each.kind == "sale" or each.state is State.SENDING)
-                ]
-            )
+            records = (await self._ledger.get_many(unfollowed[begin : begin + PAGE])).values()
+            # A form that no query finds is held, and not followed.
+            sales = (each for each in records if each.kind == "sale" or each.state is State.SENDING)
+            self._untaken.update(each.client_transaction_id for each in sales)
 
     # --- What others wrote
 

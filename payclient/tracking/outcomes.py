@@ -126,7 +126,7 @@ class Outcome:
             reason=record.reason if is_newest else None,
             receipt=_receipt(record) if change.after in APPROVED else {},
             # Only `Overpaid` says `also`.
-            also_paid=tuple(orjson.loads(change.detail or "{}").get("also", ())),
+            also_paid=tuple(change.facts.get("also", ())),
             cursor=change.cursor,
         )
 
@@ -212,16 +212,14 @@ class PendingSale:
         asks, record = self._poller.asks, self.record
         asks.check_loop()
         ask = asks.follow(record)
-        if ask is None:
-            return self._take(await newest_of(asks, record))
-        if (ask.waits_over and not ask.record.state.decided) or ask.followed_elsewhere:
+        if ask is not None and (ask.followed_elsewhere or (ask.waits_over and not ask.record.state.decided)):
             # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await asks.reread(ask)
+            ask = asks.follow(ask.record)
+        if ask is None:
+            return self._take(await newest_of(asks, record))
         if not (ask.record.state.decided or ask.waits_over):
-            if asks.closed:  # while the ledger was read
-                return self._take(await newest_of(asks, ask.record))
-            ask = asks.follow(ask.record) or ask  # it may have been forgotten then, too
             await _wait_for_end(asks.clock, ask, timeout)
         return self._take(ask.record, ask.report)
 
@@ -284,7 +282,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
     A ledger that cannot be read is read again after a while, from the same place.
     """
     asks.check_loop()
-    failing, is_checked = False, since <= 0
+    is_checked = since <= 0
     while True:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
@@ -299,13 +297,10 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
                 return
             if isinstance(error, UsageError):
                 raise
-            if not failing:
-                log("warning", "feed_unavailable", "", "outcomes cannot be read now: %s", error)
-            failing = True
+            asks.late.failed(error)
             with suppress(TimeoutError):
                 await within(asks.clock, AGAIN, changed.wait())
             continue
-        failing = False
         for change in changes:
             since = change.cursor
             yield Outcome.at(change, attempts[change.client_transaction_id][change.attempt - 1])

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
-from payclient.errors import ConfigurationError, LedgerError, TrackerClosedError
+from payclient.errors import LedgerError, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
-from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
+from payclient.schedule import Attentive, Schedule
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.confirmations import Confirmer
@@ -78,14 +78,7 @@ class Poller:
         profile = session.profile
         self.session = session
         self.clock = clock
-        if schedule is None:
-            schedule = Attentive(window=profile.sale_window)
-        elif callable(getattr(schedule, "gap", None)):
-            schedule = _UsersSchedule(schedule, profile.sale_window)
-        else:
-            raise ConfigurationError(
-                f"schedule must be a Schedule, such as Fixed(5) or Attentive(); {type(schedule).__name__} was given"
-            )
+        schedule = Attentive(window=profile.sale_window) if schedule is None else schedule
         self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
@@ -413,9 +406,10 @@ class Poller:
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
-        now = self.clock.monotonic()
-        if ask.followed_elsewhere and ask.record.state is State.PENDING and now >= ask.expires:
-            ask.recheck_at = now  # its process may follow no such asks: then it is followed here, too
+        is_expired = ask.record.state is State.PENDING and self.clock.monotonic() >= ask.expires
+        if ask.followed_elsewhere and is_expired:
+            ask.followed_elsewhere = False  # its process may follow no such asks
+            self.asks.plan(ask)
         if ask.waits_over or awaits_last_query(ask.record):
             self.start_work(self._query_soon(ask))
 
@@ -491,18 +485,3 @@ class Poller:
         for started in self._starting.values():
             started.set()
         self.asks.close()
-
-
-class _UsersSchedule:
-    """A schedule of the user's own, whose faults must not end the poller."""
-
-    def __init__(self, schedule: Schedule, sale_window: float) -> None:
-        self._schedule = schedule
-        self._default = 2.0 * sale_window / NORMAL_WINDOW
-
-    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        try:
-            return float(self._schedule.gap(age, part=part, heard=heard))
-        except Exception as error:  # whatever it raises
-            log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
-            return self._default

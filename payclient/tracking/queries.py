@@ -25,7 +25,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Conflicted, Evidence, Exhausted, FoundAccepted, Lost
+from payclient.events import Conflicted, Event, Evidence, Exhausted, FoundAccepted, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.logs import tracker_log as log
@@ -41,8 +41,9 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
-from payclient.tracking.recovery import by_attempt, history_of, is_noted
-from payclient.validation import is_personal
+from payclient.tracking.recovery import by_attempt, history_of
+from payclient.validation import is_personal, sanitize_text
+from payclient.wire import kept_fields
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -52,6 +53,9 @@ UNAUTHORIZED_PAUSE = 30.0
 
 #: The weight of one query in the share of those that fail, and the share from which a service counts as failing.
 WEIGHT, FAILING = 1 / 16, 0.05
+
+#: Fields that are kept of a report of a user's own source, as many as a profile may list.
+MOST_FIELDS = 20
 
 
 class StatusQueries:
@@ -208,16 +212,10 @@ class StatusQueries:
         record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
-        is_conflict = any(isinstance(each, Conflicted) for each in reading.events)
-        try:
-            if is_conflict and await is_noted(self._asks.ledger, record, reading.events):
+        with suppress(LedgerError):  # then the write fails as well, or the same is written twice
+            if await self.is_noted(record, reading.events):
                 return True
-        except LedgerError as error:  # query it once more, as after a write that failed
-            ask.failures += 1
-            ask.recheck()
-            self._asks.late.failed(error)
-            return False
-        _alarm(record, reading)
+        _alarm(record, reading.alarms)
         if reading.conflict is not None:
             what = "a status report is not ours: %s"
             log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
@@ -225,6 +223,18 @@ class StatusQueries:
         if is_taken:
             await self._alarm_if_corrected(record, ask.record, reading)
         return is_taken
+
+    async def is_noted(self, record: Record, events: Sequence[Event]) -> bool:
+        """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
+
+        One that drops a candidate is written each time: the candidate may have been named again.
+        """
+        match events:
+            case [Conflicted(candidate_id=None, what=what)]:
+                # Only a conflict says `what`.
+                history = await history_of(self._asks.ledger, record)
+                return any(change.facts.get("what") == what for change in history)
+        return False
 
     async def _alarm_if_corrected(self, before: Record, after: Record, reading: Reading) -> None:
         """Raise the alarm of a payment that was found after a person or another process called the ask unpaid."""
@@ -234,18 +244,18 @@ class StatusQueries:
             return
         with suppress(LedgerError):  # the feed has the correction all the same
             history = await history_of(self._asks.ledger, after)
-            found = (each.before for each, _ in history if each.event == FoundAccepted.__name__)
+            found = (each.before for each in history if each.event == FoundAccepted.__name__)
             alarm = ALARMS.get((next(found, None), "Aceptado"))
             if alarm is not None and alarm not in reading.alarms:
-                _alarm(after, Reading(alarms=[alarm]))
+                _alarm(after, [alarm])
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means, read by this record of an attempt; return the record after that."""
-        if await is_noted(self._asks.ledger, record, reading.events):
+        if await self.is_noted(record, reading.events):
             return record
-        _alarm(record, reading)
-        if reading.conflict is not None:  # here only the answer to a confirmation has one
-            what = "a confirmation is not ours: %s"
+        _alarm(record, reading.alarms)
+        if reading.conflict is not None:  # here only what is read of a form has one
+            what = "a report of a form that is confirmed is not ours: %s"
             log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
         after = record
         for event in reading.events:
@@ -267,18 +277,16 @@ class StatusQueries:
             log("warning", event, client_transaction_id, "%s", message)
 
 
-def _alarm(record: Record, reading: Reading) -> None:
-    for alarm in reading.alarms:
+def _alarm(record: Record, alarms: Sequence[str]) -> None:
+    for alarm in alarms:
         log("critical", "outcome_alarm", record.client_transaction_id, "%s", alarm)
 
 
 def _storable(report: StatusReport) -> StatusReport:
     """Return a report of a user's own source with only what may be kept of it, its transaction id read strictly."""
-    receipt = {
-        name: value
-        for name, value in report.receipt.items()
-        if type(name) is str and type(value) in (str, int) and not is_personal(name)
-    }
+    names = [name for name in report.receipt if type(name) is str and not is_personal(name)]
+    kept = kept_fields(report.receipt, names[:MOST_FIELDS])
+    receipt = {sanitize_text(name): value for name, value in kept.items()}
     reason = report.reason if type(report.reason) is str else None
     # A source of one's own has no table of words: any other word decides nothing.
     state = report.state if report.state in STATE_WORDS else None
@@ -287,7 +295,7 @@ def _storable(report: StatusReport) -> StatusReport:
     return attrs.evolve(report, state=state, receipt=receipt, reason=reason, unreadable=unreadable)
 
 
-def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], codes: Set[int]) -> bool:
+def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> bool:
     """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
 
     The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
@@ -297,13 +305,13 @@ def may_exist(before: Record, history: Sequence[tuple[Change, dict[str, Any]]], 
             return True  # nobody here has its links, and another ledger may have prepared the same id
         case _, State.EXPIRED:
             # Its process could query no status. One that was queried to the end may be asked beside.
-            ends = (said for change, said in history if change.event == Exhausted.__name__)
+            ends = (change.facts for change in history if change.event == Exhausted.__name__)
             return bool(next(ends, None))
         case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
             return True  # its history, which may say that it exists, is in the archive's file alone
         case "sale", State.REFUSED:
             # Its code may have come into the profile since; what was known then, only the history has.
-            return before.error_code in codes or any(said.get("exists") for _, said in history)
+            return before.error_code in codes or any(change.facts.get("exists") for change in history)
     return False
 
 
@@ -395,7 +403,8 @@ class Refusals:
         try:
             report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
-            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
+            words = f"an earlier attempt may exist, and cannot be queried ({why})"
             raise NotSentError(words, client_transaction_id=identifier) from None
         doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
         if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):

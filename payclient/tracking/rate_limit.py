@@ -21,8 +21,8 @@ PAUSE, MOST_PAUSE = 10.0, 10.0
 #: Requests over which the present rate is measured.
 MEASURED = 20
 
-#: The gaps by which requests that did not wait for their turn may put off the next turn.
-MOST_PUT_OFF = 2
+#: Requests in a row that did not wait for their turn, and put off the next turn by a gap each.
+MOST_EARLY = 2
 
 
 @attrs.frozen
@@ -56,8 +56,8 @@ class RateLimit:
         self._next_at = self._paused_until = -math.inf
         #: When the last requests were made; empty unless the backoff measures the rate.
         self._recent: deque[float] = deque(maxlen=MEASURED)
-        #: Whether the latest request did not wait for its turn, and when the latest did.
-        self._was_early, self._turn_at = False, -math.inf
+        #: Requests in a row, up to the latest, that did not wait for their turn.
+        self._early = 0
 
     @property
     def gap(self) -> float:
@@ -87,11 +87,9 @@ class RateLimit:
 
         Only the first few early requests in a row count: else nothing would have a turn any more.
         """
-        is_early_again = early and self._was_early
-        put_off = self.ready_at() - self._turn_at
-        if not is_early_again or put_off <= MOST_PUT_OFF * self.gap:
+        self._early = self._early + 1 if early else 0
+        if self._early <= MOST_EARLY:
             self._count(now)
-        self._was_early, self._turn_at = early, self._turn_at if early else now
 
     def _count(self, now: float) -> None:
         due = self.ready_at()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import Conflicted, Event, FoundPending, Notified, Recovered, Returned
+from payclient.events import FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
@@ -47,16 +45,16 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
 
-def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[tuple[Change, dict[str, Any]]]]:
-    """Return an id's changes by attempt, the newest first, each with what its event said beside the record."""
-    found = defaultdict[int, list[tuple[Change, dict[str, Any]]]](list)
+def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
+    """Return an id's changes by attempt, the newest first."""
+    found = defaultdict[int, list[Change]](list)
     for each in reversed(history):
-        found[each.attempt].append((each, orjson.loads(each.detail or "{}")))
+        found[each.attempt].append(each)
     return found
 
 
-async def history_of(ledger: Ledger, record: Record) -> list[tuple[Change, dict[str, Any]]]:
-    """Return what `by_attempt` does of one attempt."""
+async def history_of(ledger: Ledger, record: Record) -> list[Change]:
+    """Return the changes of one attempt, the newest first."""
     return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
 
 
@@ -66,12 +64,13 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     None: the browser came back cancelled.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
-    for change, said in await history_of(ledger, record):
+    for change in await history_of(ledger, record):
         if change.after.decided and change.before is not change.after:
             break
+        transaction_id = change.facts.get("transaction_id")
         # A return without an id was a cancelled one; a report without an id named nothing.
-        if change.event in _NAMED and ("transaction_id" in said or change.event != FoundPending.__name__):
-            named[said.get("transaction_id")] = None
+        if change.event in _NAMED and (transaction_id is not None or change.event != FoundPending.__name__):
+            named[transaction_id] = None
     return list(named)
 
 
@@ -103,7 +102,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
         return
     async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
-            if is_abandoned(record):
+            if record.state is State.CANCELLED and may_be_paid(record):
                 await confirmer.recover([record])
         elif can_query:
             for due in await _queries_due(ledger, record, poller.policy.absent_after):
@@ -122,11 +121,6 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
                 yield record
 
 
-def is_abandoned(record: Record) -> bool:
-    """Return whether a form is cancelled, and may be paid all the same."""
-    return record.state is State.CANCELLED and record.kind == "form" and may_be_paid(record)
-
-
 async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float | None]:
     """Return when an unpaid attempt is queried once more: None, now, if notified; a UTC time if refused as existing."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
@@ -138,21 +132,9 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
     # `Refused.exists`, of any attempt: once more, for an index that lags.
-    if is_refused and any(orjson.loads(change.detail or "{}").get("exists") for change in history):
+    if is_refused and any(change.facts.get("exists") for change in history):
         dues.append(decided_at + absent_after)
     return dues
-
-
-async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
-    """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
-
-    One that drops a candidate is written each time: the candidate may have been named again.
-    """
-    match events:
-        case [Conflicted(candidate_id=None, what=what)]:
-            # Only a conflict says `what`.
-            return any(said.get("what") == what for _, said in await history_of(ledger, record))
-    return False
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:
@@ -162,13 +144,11 @@ async def _cursor_at(ledger: Ledger, since: float) -> int:
         changes = await ledger.changes(cursor, 1)
         return bool(changes) and changes[0].at < since
 
-    low, high = 0, 1
-    while await is_older(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await is_older(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    cursor, step = 0, 1
+    while await is_older(cursor + step):
+        cursor, step = cursor + step, 2 * step
+    while step > 1:
+        step //= 2
+        if await is_older(cursor + step):
+            cursor += step
+    return cursor

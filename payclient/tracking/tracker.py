@@ -95,6 +95,8 @@ class Tracker:
         check_type("session", session, PaySession)
         check_setting("ledger", getattr(ledger, "permit", ledger), Callable, "what open_ledger returns")
         check_setting("status", status, Callable, "an async function of a TransactionRef")
+        schedules = "a Schedule, such as Fixed(5) or Attentive()"
+        check_setting("schedule", getattr(schedule, "gap", schedule), Callable, schedules)
         check_setting("clock", getattr(clock, "call_at", clock), Callable, "a Clock, such as a simulator's")
         check_setting("keep_links", keep_links, bool, "True or False")
         if drain is None:

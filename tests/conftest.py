@@ -55,6 +55,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if "TMPDIR" not in os.environ and _has_room():
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+    # No test calls a server on the internet, and each process that imports aiohttp would read all their certificates.
+    os.environ["SSL_CERT_FILE"] = os.devnull
     # Where no bytecode is written, each process that a test starts would compile what it imports anew.
     for folder in (
         Path(session.__file__).parent,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from cli_runs import (
     PYTHON,
     ROOT,
     Charge,
+    Said,
     Service,
     charge_arguments,
     crowd,
@@ -28,6 +30,7 @@ from cli_runs import (
     wait_until,
     write_csv,
 )
+from payclient.cli import main
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from test_ledger import brought
@@ -68,7 +71,9 @@ def test_lost_output_ends_no_run(unwilling: Service, tmp_path: Path, shell: str,
         ("--version", 2),
     ],
 )
-def test_results_that_a_full_disk_lost_are_complained_of(tmp_path: Path, command: str, code: int) -> None:
+def test_results_that_a_full_disk_lost_are_complained_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said, command: str, code: int
+) -> None:
     """Whoever redirects a history to a file hears that it is not there; an exit code with a meaning is kept."""
 
     async def fill() -> None:
@@ -76,26 +81,24 @@ def test_results_that_a_full_disk_lost_are_complained_of(tmp_path: Path, command
             await brought(book, State.ACCEPTED, "full-1")
 
     asyncio.run(fill())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PAYCLIENT_LEDGER": f"sqlite:{tmp_path / 'l.db'}"}
-    environment.pop("PYTHONUNBUFFERED", None)
+    monkeypatch.setenv("PAYCLIENT_LEDGER", f"sqlite:{tmp_path / 'l.db'}")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*PYTHON, *command.split()], env=environment, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
-            timeout=60,
-        )  # fmt: skip
-    assert "payclient: the output cannot be written: No space left on device" in done.stderr
-    assert done.returncode == code
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(command.split()) == code
+    complaint = "payclient: the output cannot be written: No space left on device"
+    assert complaint in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize("command", ["guide errors", "simulate --help", "charge --help --language es"])
-def test_a_terminal_that_lacks_a_character_is_written_to(command: str) -> None:
+def test_a_terminal_that_lacks_a_character_is_written_to(
+    monkeypatch: pytest.MonkeyPatch, capfd: Said, command: str
+) -> None:
     """As in an older locale: it shows ? for an accent or a line of a drawing, and there is no traceback."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [*PYTHON, *command.split()], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "?" in done.stdout
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(command.split()) == 0
+    assert capfd.readouterr().err == ""
+    assert b"?" in written.getvalue()
 
 
 def test_a_reader_that_does_not_read_holds_up_no_run(unwilling: Service, tmp_path: Path) -> None:

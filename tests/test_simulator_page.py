@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -15,7 +15,7 @@ from payclient.simulator import PAYPHONE, Fault, Simulator
 from simulated import prepare_of, sale_of
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page, ViewportSize
+    from playwright.async_api import Page, ViewportSize
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,9 +24,11 @@ NARROW: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with open_browser() as it:
-        yield it
+async def tab() -> AsyncIterator[Page]:
+    """A tab for all the tests, which leave nothing in it: another one costs half a second."""
+    async with open_browser() as browser, await browser.new_page(viewport=WIDE) as tab:
+        tab.set_default_timeout(60_000)
+        yield tab
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -36,18 +38,23 @@ async def service() -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def page_of(browser: Browser, service: Simulator) -> AsyncIterator[Page]:
+async def page_of(tab: Page, service: Simulator) -> AsyncIterator[Page]:
     """The page, which must load nothing from elsewhere and have nothing to complain about."""
     complaints: list[str] = []
     requested: list[str] = []
-    async with await browser.new_page(viewport=WIDE) as page:
-        page.set_default_timeout(60_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.extend([said.text] if said.type == "error" else []))
-        page.on("request", lambda request: requested.append(request.url))
-        await page.goto(service.url)
-        await page.get_by_text("No real money moves.").wait_for()
-        yield page
+    heard: dict[Any, Any] = {
+        "pageerror": lambda error: complaints.append(str(error)),
+        "console": lambda said: complaints.extend([said.text] if said.type == "error" else []),
+        "request": lambda request: requested.append(request.url),
+    }
+    for event, hear in heard.items():
+        tab.on(event, hear)
+    await tab.goto(service.url)
+    await tab.get_by_text("No real money moves.").wait_for()
+    yield tab
+    await tab.goto("about:blank")
+    for event, hear in heard.items():
+        tab.remove_listener(event, hear)
     assert complaints == []
     assert [url for url in requested if not url.startswith((service.url, "data:"))] == []
 
@@ -56,10 +63,10 @@ def sell(service: Simulator, number: int, **changes: object) -> None:
     service.create_sale(sale_of(number, **{"storeId": "Café Central", **changes}))
 
 
-async def test_pushes_on_the_phone(browser: Browser, service: Simulator) -> None:
+async def test_pushes_on_the_phone(tab: Page, service: Simulator) -> None:
     """They appear by themselves (§6), are answered or left alone by buttons, and show markup without obeying it."""
     markup = "<img src=x onerror=alert(1)>"
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_text("No payment requests.").wait_for()
         sell(service, 1)
         card = page.locator(".push")
@@ -69,7 +76,7 @@ async def test_pushes_on_the_phone(browser: Browser, service: Simulator) -> None
         assert "USD 11.50" in text
         assert re.search(r"\b[45]:\d\d\b", text)
         assert "0900000001" not in await page.content()
-        for viewport in (WIDE, NARROW):
+        for viewport in (NARROW, WIDE):
             await page.set_viewport_size(viewport)
             width = await page.evaluate("document.documentElement.scrollWidth")
             assert width == viewport["width"], "nothing sticks out"
@@ -95,9 +102,9 @@ async def test_pushes_on_the_phone(browser: Browser, service: Simulator) -> None
     assert service.sales[1002].reason == "stolen_card"
 
 
-async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service: Simulator) -> None:
+async def test_a_form_opens_from_the_page_and_is_paid(tab: Page, service: Simulator) -> None:
     """The page says where it is, as the merchant's must (§4), so the form opens."""
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         async with page.context.expect_page() as opened:
             await page.get_by_role("link", name="Open by card").click()
@@ -113,9 +120,9 @@ async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service:
         assert service.counts.forms_paid == 1
 
 
-async def test_what_was_given_back_is_not_shown_as_paid(browser: Browser) -> None:
+async def test_what_was_given_back_is_not_shown_as_paid(tab: Page) -> None:
     """A form that nobody confirmed in time is reversed by the service, which its page says."""
-    async with Simulator(settings=PAYPHONE) as service, page_of(browser, service) as page:
+    async with Simulator(settings=PAYPHONE) as service, page_of(tab, service) as page:
         form = service.create_form(prepare_of())
         await service.pay(form.payment_id)
         await page.locator("#forms").get_by_text("paid").wait_for()
@@ -152,13 +159,13 @@ CONTRAST = """() => {
 }"""
 
 
-async def test_every_text_can_be_read(browser: Browser, service: Simulator) -> None:
+async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
     """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
     sell(service, 1)
     sell(service, 2)
     service.fail_next(Fault("html", operation="status"))
     await service.approve("order-1")
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         link = page.get_by_role("link", name="Open by card")
         await link.wait_for()
@@ -174,11 +181,12 @@ async def test_every_text_can_be_read(browser: Browser, service: Simulator) -> N
                 assert dark is (scheme == "dark")
                 assert texts > 3
                 assert least >= 4.5, (url, scheme, text)
+        await page.emulate_media(color_scheme="light")
 
 
-async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, service: Simulator) -> None:
+async def test_customers_and_faults_are_chosen_on_the_page(tab: Page, service: Simulator) -> None:
     """The next Sale meets the fault, and the log shows what it was; the page outlives a restart of the service."""
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_label("Customers").select_option("by-hand")
         await page.locator("#log").get_by_text("scenario by-hand").wait_for()
         await page.get_by_label("Next fault").select_option("latency")
@@ -188,13 +196,11 @@ async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, ser
         await page.get_by_role("button", name="Send a sample charge").click()
         await page.locator(".push").wait_for()
         assert service.counts.created == 1
-    page = await browser.new_page()  # not by `page_of`: a failed request is an error in its console
-    page.set_default_timeout(60_000)
-    await page.goto(service.url)
-    await page.locator(".push").wait_for()
+    await tab.goto(service.url)  # not by `page_of`: a failed request is an error in its console
+    await tab.locator(".push").wait_for()
     await service.stop()
-    await page.get_by_text("does not answer").wait_for()
+    await tab.get_by_text("does not answer").wait_for()
     await service.start()
-    await page.get_by_text("does not answer").wait_for(state="hidden")
-    assert await page.locator(".push").count() == 1, "what was pending is there"
-    await page.close()
+    await tab.get_by_text("does not answer").wait_for(state="hidden")
+    assert await tab.locator(".push").count() == 1, "what was pending is there"
+    await tab.goto("about:blank")

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
 
@@ -242,6 +241,7 @@ async def test_a_fault_of_the_ledger_is_answered_like_all_else(
 
 async def test_fastapi_is_a_starlette(service: FakeService) -> None:
     """The same route and the same lifespan; the tracker is closed at the end."""
+    from fastapi import FastAPI  # slowly, and here alone
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[payclient.Tracker]:

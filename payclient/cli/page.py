@@ -10,9 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
@@ -22,6 +20,9 @@ from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.validation import sanitize_text
 from payclient.web.pages import hash_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 #: Rows of one label that are listed (all are counted), and bars of the picture.
 LISTED, BARS = 200, 20
@@ -41,7 +42,10 @@ def check_page(path: Path) -> None:
 
 
 @cache
-def _templates() -> Environment:
+def _templates() -> "Environment":
+    # Most runs write no page, and need not wait for this import.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     jinja = Environment(
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )

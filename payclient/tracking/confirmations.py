@@ -313,11 +313,10 @@ class Confirmer:
         if not self._poller.policy.by_client_id:
             return True
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-        if (report is None or report.state == "Cancelado") and not self._queries.can_see(record):
-            return True
         if report is not None and self.awaits_confirmation(record, report):
             return True
-        if report is not None and report.state == "Aceptado" and not self._queries.can_see(record):
+        decides = report is None or report.state in ("Aceptado", "Cancelado")
+        if decides and not self._queries.can_see(record):
             return True
         return await self._take(form, current, record, read_form(record, report, self._clock.time()))
 

@@ -108,17 +108,13 @@ class ReturnedForm(Scheduled):
         }
         return {*self.record.candidate_ids, *self.confirmations} - named - answered
 
-    def all_in_doubt(self) -> list[int]:
-        """Return the transactions named to this form that may be confirmed already, in the order of time."""
-        answered = {each.transaction_id for each in self.confirmations.values() if not each.in_doubt}
-        return [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]
-
     def begin_in_doubt(self, now: float) -> Confirmation | None:
         """Begin the confirmations of transactions that may be confirmed already, before all others; return the first.
 
         Theirs is the ledger's order, so that processes that confirm one form at once confirm the same transaction.
         """
-        in_doubt = self.all_in_doubt()
+        answered = {each.transaction_id for each in self.confirmations.values() if not each.in_doubt}
+        in_doubt = [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]
         begun = [self.begin(each, now) for each in in_doubt]
         self.confirmations = {each: self.confirmations[each] for each in (*in_doubt, *self.confirmations)}
         return begun[0] if begun else None

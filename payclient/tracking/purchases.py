@@ -90,18 +90,16 @@ def _may_yet_be_paid(poller: Poller, ask: Record) -> bool:
 
     Its customer acted, and no query finds it; or it is a form, and queries or confirmations of it go on.
     """
-    can_query = poller.policy.can_query and poller.policy.follows(ask)
-    if not ask.state.decided and customer_acted(ask) and not can_query:
+    policy = poller.policy
+    is_acted_on = not ask.state.decided and customer_acted(ask)
+    if is_acted_on and not (policy.can_query and policy.follows(ask)):
         return True
-    return ask.kind == "form" and _is_followed(poller, ask)
-
-
-def _is_followed(poller: Poller, form: Record) -> bool:
+    if ask.kind == "sale":
+        return False
     # The service may have confirmed a transaction that was named, and its answer was lost.
-    is_named = not form.state.decided and bool(form.candidate_ids)
-    is_in_doubt = is_named or (form.state is State.CANCELLED and may_be_paid(form))
-    is_queried = form.state is State.PENDING and poller.policy.follows(form)
-    return is_queried or (is_in_doubt and poller.clock.time() < poller.policy.closed_until(form))
+    is_in_doubt = is_acted_on or (ask.state is State.CANCELLED and may_be_paid(ask))
+    is_queried = ask.state is State.PENDING and policy.follows(ask)
+    return is_queried or (is_in_doubt and poller.clock.time() < policy.closed_until(ask))
 
 
 def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:

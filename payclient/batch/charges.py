@@ -302,12 +302,7 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _charge(self, lane: Lane) -> None:
         """Send the first row of a lane and keep the lane busy until its customer is free again."""
         try:
-            sent: PendingSale | ChargeResult | float = await self._send(lane.rows[0])
-            raced = isinstance(sent, PendingSale) and sent.state in (State.SENDING, State.REFUSED)
-            if self._shares and raced:
-                # Another process was quicker: its attempt decides what becomes of the row.
-                await self._read_again(lane.rows[0])
-                sent = SENDING_DELAY * self._scale
+            sent = await self._send(lane.rows[0])
         finally:
             self._in_flight -= 1
         if isinstance(sent, float):
@@ -339,7 +334,7 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _hold(self, lane: Lane, pending: PendingSale) -> None:
         """Send nothing to a customer on whose phone a sale may stand that is waited for no longer."""
         while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
-            if pending.outcome.decided_at is not None or (seconds := self._busy_for(pending)) <= 0:
+            if pending.state.decided or (seconds := self._busy_for(pending)) <= 0:
                 return
             with suppress(TimeoutError):
                 await within(self._clock, min(seconds, HELD_DELAY * self._scale), self._stopping.wait())
@@ -375,6 +370,10 @@ class Charges(AsyncIterator[ChargeResult]):
             self._sends.discard(asyncio.current_task())
         if sends:  # a sale that was in the ledger proves nothing about the service now
             self._retries.note_sent(pending, token, made_at)
+        if self._shares and pending.state in (State.SENDING, State.REFUSED):
+            # Another process was quicker: its attempt decides what becomes of the row.
+            await self._read_again(row)
+            return SENDING_DELAY * self._scale
         return pending
 
     def _left(self, began: float) -> float | None:
@@ -386,9 +385,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
         False: by the clock its customer is free already; its last queries may be to come.
         """
-        while pending.expires_at is not None:
-            if (seconds := self._busy_for(pending)) <= 0:
-                break
+        while (seconds := self._busy_for(pending)) > 0:
             left = self._left(began)
             try:
                 await _wait_for(pending, seconds if left is None else min(seconds, left))

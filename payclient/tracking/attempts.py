@@ -312,14 +312,14 @@ class Attempts:
         """Insert the attempt; raising anything means that no byte leaves."""
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = self._record(attempt)
-        denied: Exception | None = None
         try:
             granted = await self._ledger.permit(record)
         except PurchaseHeldError as held:
-            granted, denied = False, refusal_of(self._poller, held.holder)
+            attempt.record = None
+            raise refusal_of(self._poller, held.holder) from None
         if not granted:
             attempt.record = None
-            raise denied or PermitDeniedError
+            raise PermitDeniedError
         if self._asks.leases is not None:
             self._asks.leases.ours.add(attempt.request.client_transaction_id)
         if attempt.refused:  # after the permit: a later notification finds this attempt

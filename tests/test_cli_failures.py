@@ -89,6 +89,23 @@ def test_results_that_a_full_disk_lost_are_complained_of(
     assert complaint in " ".join(capfd.readouterr().err.split())
 
 
+def test_the_end_of_an_interpreter_keeps_the_exit_code_of_a_full_disk() -> None:
+    """It flushes once more, and would end with 120 where that fails."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONUNBUFFERED", None)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PYTHON, "--version"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert "payclient: the output cannot be written: No space left on device" in done.stderr
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("command", ["guide errors", "simulate --help", "charge --help --language es"])
 def test_a_terminal_that_lacks_a_character_is_written_to(
     monkeypatch: pytest.MonkeyPatch, capfd: Said, command: str

@@ -352,7 +352,8 @@ def test_curl_drives_a_sale_to_each_outcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--scenario", "none"], ", ".join(SCENARIOS)), (["--set", "stors=S1"], "not a setting: stors"),
+        (["--scenario", "none"], ", ".join(SCENARIOS)),
+        (["--set", "stors=S1"], "not a setting: stors; the settings are sale_window, "),
         (["--set", "phone_pattern=("], "phone_pattern: missing )"),
         (["--set", "utc_offset=24"], "utc_offset: 'utc_offset' must be < 24"),
         (["--set", "stores"], "--set: must be NAME=VALUE"), (["--set", "cors=perhaps"], "cors"),

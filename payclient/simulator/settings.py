@@ -147,7 +147,9 @@ class Settings:
         """
         given, types = dict(changes), {one.name: str(one.type) for one in fields(Settings)}
         if unknown := given.keys() - types.keys():
-            raise ValueError(f"not a setting: {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"not a setting: {', '.join(sorted(unknown))}; the settings are {', '.join(types)}"
+            )
         for name, text in given.items():
             if isinstance(text, str) and re.search("frozenset|tuple", types[name]):
                 given[name] = [part.strip() for part in text.split(",")]

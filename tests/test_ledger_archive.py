@@ -495,6 +495,29 @@ async def test_two_archives_at_once(
     assert [ids_in(tmp_path / each) for each in ("one", "other")] == [["order-1"], []]
 
 
+async def test_an_archive_of_what_another_has_moved_goes_on(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have read the block and written it to their files: each attempt is moved once, and neither fails."""
+    url, insert = postgres.url(database), PostgresDatabase.insert
+
+    async def interleaved(book: PostgresDatabase, permits: list[Any], changes: list[Any]) -> Any:
+        if not (tmp_path / "one").exists():
+            assert await archive_ledger(url, NOW + 100, tmp_path / "one") == 2
+        return await insert(book, permits, changes)
+
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED, "order-1")
+        await brought(ledger, State.REFUSED, "order-2")
+        late = await brought(ledger, State.PENDING, "order-3")
+        await ledger.apply(late, FoundAccepted(at=NOW + 500, transaction_id=7))
+    monkeypatch.setattr(PostgresDatabase, "insert", interleaved)
+    assert await archive_ledger(url, BEFORE, tmp_path / "other") == 1
+    files = [ids_in(tmp_path / each) for each in ("one", "other")]
+    assert files == [["order-1", "order-2"], ["order-1", "order-2", "order-3"]]
+    assert all(record.archived for record in (await known(url)).values())
+
+
 async def test_asks_are_numbered_on(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
     """Of two asks at once, one of which saw the purchase before the archive and one after it, one is refused."""
     url = postgres.url(database)

@@ -110,7 +110,7 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
         if attempts:
             lines = "".join(json.dumps(each, default=bytes.hex) + "\n" for each in attempts)
             await asyncio.to_thread(_append, path, lines.encode())  # the loop waits for no disk
-            moved += await ledger.work(partial(_move, attempts=attempts))
+            moved += await ledger.work(partial(_move, attempts=attempts, before=before))
     return moved
 
 
@@ -126,10 +126,18 @@ async def _read(database: Database, numbers: tuple[int, int], before: float) -> 
     ]
 
 
-async def _move(database: Database, attempts: list[dict[str, Any]]) -> int:
+async def _move(database: Database, attempts: list[dict[str, Any]], before: float) -> int:
     """Archive these attempts; return how many. One that has taken another change since it was read stays."""
     now = time.time()
-    archived = await database.insert([], [_last_change(each, now) for each in attempts])
+    try:
+        archived = await database.insert([], [_last_change(each, now) for each in attempts])
+    except database.value_faults:
+        # Another process has archived some of them meanwhile, and so dropped the changes that these follow.
+        numbers = attempts[0]["id"] - 1, attempts[-1]["id"]
+        left = [each for each in await _read(database, numbers, before) if each in attempts]
+        if len(left) == len(attempts):
+            raise
+        return await _move(database, left, before) if left else 0
     return sum(each["client_transaction_id"] in archived for each in attempts)
 
 

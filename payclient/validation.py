@@ -420,6 +420,12 @@ def check_setting(name: str, value: object, kind: Any, wanted: str) -> None:
         raise ConfigurationError(f"{name} must be {wanted}; {type(value).__name__} was given")
 
 
+def check_method(name: str, value: object, method: str, wanted: str) -> None:
+    """Raise `ConfigurationError` where a setting that may be left out has no such method."""
+    if value is not None and not callable(getattr(value, method, None)):
+        raise ConfigurationError(f"{name} must be {wanted}; {type(value).__name__} was given")
+
+
 def loggable_id(value: object) -> str | None:
     """Return an id that may stand in an error, or None for what is not an id."""
     return value if isinstance(value, str) and len(value) <= 200 and not text_fault(value) else None

@@ -63,6 +63,14 @@ async def test_a_setting_of_another_type_is_named(option: str, words: str) -> No
             pass
 
 
+@pytest.mark.parametrize("option", ["schedule", "clock"])
+async def test_a_function_is_no_schedule_and_no_clock(option: str) -> None:
+    """It lacks what is called on every query: each would log an error."""
+    with pytest.raises(payclient.ConfigurationError, match=f"^{option} must be a .*; function was given$"):
+        async with payclient.open_tracker(**{"base_url": ADDRESS, "token": "token", option: lambda _: 5.0}):  # type: ignore[arg-type]
+            pass
+
+
 async def test_a_setting_of_the_tracker_that_is_refused_leaves_the_ledger_closed(tmp_path: Path) -> None:
     """Else the next one would find it in use."""
     url = f"sqlite:{tmp_path / 'charges.db'}"

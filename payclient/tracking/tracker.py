@@ -30,7 +30,7 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
 from payclient.tracking.recovery import look_back, take_over
 from payclient.tracking.reversals import reverse, withdraw
-from payclient.validation import check_setting, check_type, is_positive, text_fault
+from payclient.validation import check_method, check_setting, check_type, is_positive, text_fault
 
 __all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
@@ -93,11 +93,10 @@ class Tracker:
         drain: float | None = None,
     ) -> None:
         check_type("session", session, PaySession)
-        check_setting("ledger", getattr(ledger, "permit", ledger), Callable, "what open_ledger returns")
+        check_method("ledger", ledger, "permit", "what open_ledger returns")
         check_setting("status", status, Callable, "an async function of a TransactionRef")
-        schedules = "a Schedule, such as Fixed(5) or Attentive()"
-        check_setting("schedule", getattr(schedule, "gap", schedule), Callable, schedules)
-        check_setting("clock", getattr(clock, "call_at", clock), Callable, "a Clock, such as a simulator's")
+        check_method("schedule", schedule, "gap", "a Schedule, such as Fixed(5) or Attentive()")
+        check_method("clock", clock, "call_at", "a Clock, such as a simulator's")
         check_setting("keep_links", keep_links, bool, "True or False")
         if drain is None:
             drain = session.timeouts.total + 5.0  # the rest is for a slow ledger

@@ -308,6 +308,47 @@ def test_a_fork_waits_until_nobody_is_in_sqlite(tmp_path: Path) -> None:
     assert run(program, tmp_path / "charges.db") == "0 True"
 
 
+def test_no_ledger_is_opened_while_a_process_forks(tmp_path: Path) -> None:
+    """A lock file that was opened meanwhile would be unknown to the child, which would hold the lock as long as it
+    lives.
+    """
+    program = """
+import fcntl
+locking, forked, threads = threading.Event(), threading.Event(), []
+
+async def open_and_close(path):
+    await (await open_ledger("sqlite:" + path)).aclose()
+
+def open_another():
+    threads.append(threading.Thread(target=lambda: asyncio.run(open_and_close(sys.argv[2]))))
+    threads[0].start()
+    locking.wait(0.3)
+
+def lock(file, how, flock=fcntl.flock):
+    locking.set()
+    forked.wait()
+    flock(file, how)
+
+os.register_at_fork(before=open_another)  # the last before the fork: the ledger's own are loaded now
+asyncio.run(open_and_close(sys.argv[1]))
+fcntl.flock = lock
+read, write = os.pipe()
+if not os.fork():
+    os.close(write)
+    os.read(read, 1)  # until the parent has ended
+    os._exit(0)
+forked.set()
+threads[0].join()
+try:
+    asyncio.run(open_and_close(sys.argv[2]))
+    print("free", flush=True)
+except LedgerInUseError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+    assert run(PRELUDE + program, tmp_path / "charges.db", tmp_path / "other.db") == "free"
+
+
 def test_a_fork_amid_the_first_opening(tmp_path: Path) -> None:
     """What a ledger needs is loaded just then: Python prints no error of the fork, and each process opens its own."""
     program = """

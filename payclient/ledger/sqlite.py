@@ -147,6 +147,8 @@ class SqliteDatabase:
 #: One lock for each ledger of this process, which its thread holds while it is in SQLite; and those held by a fork.
 _in_sqlite: set[threading.Lock] = set()
 _at_fork: list[threading.Lock] = []
+#: Held by a fork: no ledger's thread begins meanwhile.
+_forking = threading.Lock()
 
 #: Seconds for which a fork waits for a disk that stands still.
 FORKING = 5.0
@@ -154,12 +156,16 @@ FORKING = 5.0
 
 def _begin_fork() -> None:
     """Wait until no thread is in SQLite: a child would find SQLite's own locks taken by nobody, and wait for ever."""
+    _forking.acquire()
     _at_fork.extend(each for each in _in_sqlite.copy() if each.acquire(timeout=FORKING))
 
 
 def _end_fork() -> None:
     while _at_fork:
         _at_fork.pop().release()
+    # The fork did not take it where another thread loaded this module amid the fork, or Ctrl-C ended the wait.
+    with suppress(RuntimeError):
+        _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
@@ -219,7 +225,8 @@ class SqliteWriter(Writer):
 
     def _run(self) -> None:
         in_sqlite = threading.Lock()
-        _in_sqlite.add(in_sqlite)
+        with _forking:
+            _in_sqlite.add(in_sqlite)
         try:
             self._serve(in_sqlite)
         finally:

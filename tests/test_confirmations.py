@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 
 from hypothesis import given
@@ -18,7 +19,7 @@ from payclient.events import (
     Refused,
     Returned,
 )
-from payclient.ledger import Ledger, open_ledger
+from payclient.ledger import Change, Ledger, archive_ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record
@@ -246,3 +247,29 @@ async def test_a_long_feed_is_halved(tmp_path: Path) -> None:
         assert sum(calls) < 40
     finally:
         await ledger.aclose()
+
+
+async def test_what_was_archived_is_read_through_once(tmp_path: Path) -> None:
+    """It is no news, and may be millions of changes, for which permits wait."""
+    url = f"sqlite:{tmp_path / 'charges.db'}"
+
+    async def abandon(numbers: range) -> None:
+        for number in numbers:
+            record = await prepared(ledger, f"form-{number}", at := 36_000.0 * number)
+            await ledger.apply(record, Abandoned(at=at))
+
+    async with aclosing(await open_ledger(url)) as ledger:
+        await abandon(range(100))
+    assert await archive_ledger(url, 36_000.0 * 100, tmp_path / "archive") == 100
+    async with aclosing(await open_ledger(url)) as ledger:
+        await abandon(range(100, 140))
+        first, changes, asked = (await ledger.changes())[0].cursor, ledger.changes, []
+
+        async def counting(since: int = 0, limit: int = 500) -> list[Change]:
+            asked.append(since)
+            return await changes(since, limit)
+
+        ledger.changes = counting  # type: ignore[method-assign]  # counts what is read
+        found = [each async for each in unpaid_since(ledger, 36_000.0 * 137)]
+        assert {record.client_transaction_id for record in found} == {"form-137", "form-138", "form-139"}
+        assert len([since for since in asked if since < first]) == 1

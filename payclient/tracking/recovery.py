@@ -140,15 +140,16 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
 async def _cursor_at(ledger: Ledger, since: float) -> int:
     """Return a cursor of the feed just before that time, by halving: the feed may be years long."""
 
-    async def is_older(cursor: int) -> bool:
+    async def older_one(cursor: int) -> int | None:
         changes = await ledger.changes(cursor, 1)
-        return bool(changes) and changes[0].at < since
+        return changes[0].cursor if changes and changes[0].at < since else None
 
+    # What was archived is a long part without news, which is read through: so never begin before it again.
     cursor, step = 0, 1
-    while await is_older(cursor + step):
-        cursor, step = cursor + step, 2 * step
+    while (found := await older_one(cursor + step)) is not None:
+        cursor, step = found, 2 * step
     while step > 1:
         step //= 2
-        if await is_older(cursor + step):
-            cursor += step
+        if (found := await older_one(cursor + step)) is not None:
+            cursor = found
     return cursor

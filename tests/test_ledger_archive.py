@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import attrs
 import pytest
@@ -40,7 +40,7 @@ from payclient.errors import (
     UsageError,
 )
 from payclient.events import Created, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
-from payclient.ledger import PurchaseHeldError, TransactionTakenError, archive_ledger
+from payclient.ledger import PurchaseHeldError, TransactionTakenError, archive_ledger, batch
 from payclient.ledger import archive as archives
 from payclient.ledger.postgres import PostgresDatabase
 from payclient.ledger.sqlite import SqliteDatabase
@@ -222,6 +222,28 @@ async def test_a_later_payment_beside_an_archived_one_is_seen(url: str, tmp_path
     async with opened(url) as ledger:
         await ledger.apply(push, FoundAccepted(at=NOW + 2000, transaction_id=6))
         assert [change.event for change in await ledger.changes()][-1] == "Overpaid"
+
+
+async def test_two_payments_are_said_before_others_are_archived(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their process died before it said so, and the newest changes, among which they are found, are the archive's."""
+    url = postgres.url(database)
+    async with opened(url) as ledger:
+        await brought(ledger, State.REFUSED, "old")
+        for name in ("first", "second"):
+            record = attrs.evolve(fresh(name), purchase="cart")
+            await ledger.permit(record)
+            for event in PATHS[State.REFUSED]:
+                record = await ledger.apply(record, event)
+        with monkeypatch.context() as killed:
+            killed.setattr(batch, "_note_overpaid", AsyncMock())
+            for number, name in enumerate(("first", "second"), 8):
+                found = FoundAccepted(at=BEFORE + 1, transaction_id=number)
+                await ledger.apply(await record_in(ledger, name), found)
+    assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
+    async with opened(url) as ledger:
+        assert [each.event for each in await ledger.changes()][-1] == "Overpaid"
 
 
 async def test_what_stays(url: str, tmp_path: Path) -> None:

@@ -428,13 +428,13 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
 
 
 def kept_fields(entry: Mapping[str, Any], names: Iterable[str]) -> dict[str, str | int]:
-    """Return the fields that are there and hold a text or an integer, bounded so that any database takes them."""
+    """Return the fields that are there and hold a text, bounded so that any database takes it, or a 64-bit number."""
     kept: dict[str, str | int] = {}
     for name in names:
         value = entry.get(name)
         if isinstance(value, str) and value.strip():
             kept[name] = sanitize_text(value[:MAX_KEPT])
-        elif type(value) is int:
+        elif type(value) is int and -(2**63) <= value < 2**64:
             kept[name] = value
     return kept
 

@@ -156,7 +156,7 @@ FORKING = 5.0
 
 def _begin_fork() -> None:
     """Wait until no thread is in SQLite: a child would find SQLite's own locks taken by nobody, and wait for ever."""
-    _forking.acquire()
+    _forking.acquire(timeout=FORKING)  # two forks take turns, unless one is begun amid the other, by a signal
     _at_fork.extend(each for each in _in_sqlite.copy() if each.acquire(timeout=FORKING))
 
 

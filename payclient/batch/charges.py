@@ -302,7 +302,12 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _charge(self, lane: Lane) -> None:
         """Send the first row of a lane and keep the lane busy until its customer is free again."""
         try:
-            sent = await self._send(lane.rows[0])
+            sent: PendingSale | ChargeResult | float = await self._send(lane.rows[0])
+            raced = isinstance(sent, PendingSale) and sent.state in (State.SENDING, State.REFUSED)
+            if self._shares and raced:
+                # Another process was quicker: its attempt decides what becomes of the row.
+                await self._read_again(lane.rows[0])
+                sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
         if isinstance(sent, float):
@@ -370,10 +375,6 @@ class Charges(AsyncIterator[ChargeResult]):
             self._sends.discard(asyncio.current_task())
         if sends:  # a sale that was in the ledger proves nothing about the service now
             self._retries.note_sent(pending, token, made_at)
-        if self._shares and pending.state in (State.SENDING, State.REFUSED):
-            # Another process was quicker: its attempt decides what becomes of the row.
-            await self._read_again(row)
-            return SENDING_DELAY * self._scale
         return pending
 
     def _left(self, began: float) -> float | None:

@@ -209,9 +209,7 @@ def reconcile(
     name = (actor or "").strip()
     if resolve != bool(name):
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
-    begin, end = since or datetime.date.min, until or datetime.date.max
-    if begin > end:  # without a day no payment would be only here, and each cent would agree
-        raise ConfigurationError("--since must not be after --until")
+    begin, end = _period(since, until)
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
     if html is not None:
         check_page(html)
@@ -234,6 +232,14 @@ def reconcile(
         page = render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
         _write("--html", html, page)
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
+
+
+def _period(since: datetime.date | None, until: datetime.date | None) -> tuple[datetime.date, datetime.date]:
+    """Return the first and the last day; an open end is the first or the last of all days."""
+    begin, end = since or datetime.date.min, until or datetime.date.max
+    if begin > end:  # without a day no payment would be only here, and each cent would agree
+        raise ConfigurationError("--since must not be after --until")
+    return begin, end
 
 
 async def _pair_up(

@@ -92,10 +92,7 @@ class MerchantApi:
             fault=fault and fault.kind,
         )
         if response is None:
-            if fault is not None and fault.kind == "stall":
-                await asyncio.Event().wait()  # until the service closes
-            _reset(request.transport)
-            return web.Response(status=500)  # nothing sends it any more
+            return await _break_off(request, fault)
         if self._books.settings.cors and not response.prepared:
             response.headers.update(_CORS)
         return response
@@ -220,6 +217,14 @@ def _instead(fault: Fault) -> web.Response:
     if fault.retry_after is not None:
         response.headers["Retry-After"] = str(fault.retry_after)
     return response
+
+
+async def _break_off(request: web.BaseRequest, fault: Fault | None) -> web.Response:
+    """Reset a request's connection, at once or, if it stalls, when the service closes."""
+    if fault is not None and fault.kind == "stall":
+        await asyncio.Event().wait()
+    _reset(request.transport)
+    return web.Response(status=500)  # nothing sends it any more
 
 
 def _reset(transport: asyncio.Transport | None) -> None:

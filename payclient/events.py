@@ -1,6 +1,7 @@
 """The events that may happen to an attempt, and what each rests on. `lifecycle` has the states that follow.
 
-Text that others wrote is bounded as an event is made: a hostile message must never block the record of an answer.
+Text that others wrote is bounded as an event is made, a receipt as its report is read: a hostile message must never
+block the record of an answer.
 """
 
 import enum

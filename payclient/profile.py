@@ -11,12 +11,15 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 from attrs.validators import optional
+from cattrs import Converter, ForbiddenExtraKeysError
+from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
@@ -371,26 +374,41 @@ class ServiceProfile:
     def parse(cls, settings: Mapping[str, Any]) -> ServiceProfile:
         """Make a profile from the tables of its TOML form."""
         check_type("settings", settings, Mapping)
-        return _make_table(cls, settings)  # type: ignore[no-any-return]  # a profile
+        return _structure(settings, cls, kind=cls)  # type: ignore[no-any-return]  # a profile
 
 
-def _make_table(kind: type, settings: Mapping[str, Any], table: str = "") -> Any:
-    """Make a table, and those in it, of its settings. Raises `ConfigurationError` naming a setting and its table."""
-    fields = {field.name: field for field in attrs.fields(kind)}
-    if unknown := sorted(f"{table}{name}" for name in settings.keys() - fields.keys()):
-        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}")
-    values = dict(settings)  # which the validators judge
-    for name, field in fields.items():
-        inner, value = field.metadata.get("table"), settings.get(name)
-        if inner is not None and isinstance(value, Mapping):
-            values[name] = _make_table(inner, value, f"{name}.")
-        elif field.default is attrs.NOTHING and name not in settings:
-            raise ConfigurationError(f"profile setting {table}{name}: is required beside [{table[:-1]}]")
+@cache
+def _reader(kind: type) -> Callable[[Any, Any], Any]:
+    """Make the reader of a table. Each value passes as it is, and the validators judge it."""
+    hooks: dict[str, Any] = {
+        field.name: override(
+            struct_hook=partial(_structure, kind=field.metadata.get("table"), table=f"{field.name}.")
+        )
+        for field in attrs.fields(kind)
+    }
+    return make_dict_structure_fn(
+        kind, Converter(), _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=False, **hooks
+    )
+
+
+def _structure(value: Any, _: object, *, kind: type | None, table: str = "") -> Any:
+    """Read a table; any other value stays as it is. Raises `ConfigurationError` naming a setting and its table."""
+    if kind is None or not isinstance(value, Mapping):
+        return value
     try:
-        return kind(**values)
+        return _reader(kind)(value, kind)
+    except ForbiddenExtraKeysError as error:
+        unknown = sorted(f"{table}{name}" for name in error.extra_fields)
+        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}") from None
+    except KeyError as error:
+        (name,) = error.args
+        raise ConfigurationError(
+            f"profile setting {table}{name}: is required beside [{table[:-1]}]"
+        ) from None
     except ConfigurationError as error:
-        message = str(error).replace("profile setting ", f"profile setting {table}", 1)
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(
+            str(error).replace("profile setting ", f"profile setting {table}", 1)
+        ) from None
 
 
 # --- The presets

@@ -18,7 +18,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choose_language(None)
         print(text("help.packages"), file=sys.stderr)
         return 2
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        from importlib.metadata import version  # imported slowly
+
+        try:
+            print(version("payclient"), flush=True)
+        except OSError:
+            from payclient.cli import terminal
+
+            terminal.finish_output()
+            return 2
+        return 0
     from payclient.cli.app import run
 
     # Language and settings are those of one run, also where a program makes several.
-    return copy_context().run(run, sys.argv[1:] if arguments is None else arguments)
+    return copy_context().run(run, arguments)

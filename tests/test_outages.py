@@ -299,14 +299,15 @@ async def test_two_who_write_the_same_lose_nothing_that_fails_meanwhile() -> Non
     late, record = LateWrites(ledger, ManualClock()), Record(client_transaction_id="order-1", created_at=0.0)
     assert await ledger.permit(record)
     await late.write(record, Created(at=1.0, expires_at=300.0, transaction_id=1000))
-    writers = [asyncio.ensure_future(late.write_now("order-1")) for _ in range(2)]
+    writers = [asyncio.ensure_future(late.write_earlier("order-1")) for _ in range(2)]
     await second.there.wait()
     first.go.set()
     await writers[0]
     event = Notified(at=2.0, transaction_id=1000)
     await late.write(await record_in(ledger, "order-1"), event)
     second.go.set()
-    await writers[1]
+    with pytest.raises(payclient.LedgerUnavailableError):
+        await writers[1]
     assert [each for _, each in late.kept["order-1"]] == [event]
     await late.aclose()
 

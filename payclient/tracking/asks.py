@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
-    LedgerUnavailableError,
     TrackerClosedError,
     TransitionError,
     UsageError,
@@ -240,34 +239,35 @@ class OpenAsks:
         An event that the ledger did not take counts for nothing, so the ask is queried again. `seen`: the record that
         the event was made of; None: the newest.
         """
-        before, identifier = ask.record, ask.record.client_transaction_id
         try:
-            try:
-                # Of a form a return comes before what was found of it.
-                if before.kind == "form" and await self.late.write_now(identifier):
-                    raise LedgerUnavailableError("an earlier event of the ask is not written yet")
-                self.learn(ask, await self.ledger.apply(seen or ask.record, event))
-            except TransitionError:
-                if await self.reread(ask) or ask.record is not before:
-                    return False  # the newer record may not need the event
-                # The ledger may have failed to take an earlier event, without which this one is not allowed.
-                if identifier in self.late.kept and await self.late.write_now(identifier):
-                    raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
-                if ask.record is before:
-                    raise  # no earlier event was missing
-                self.learn(ask, await self.ledger.apply(seen or ask.record, event))
+            return await self._apply(ask, event, seen)
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:
-                what = type(event).__name__
+                identifier, what = ask.record.client_transaction_id, type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
             ask.failures += 1
             ask.recheck()
             self.late.failed(error)
-        else:
-            return True
         return False
+
+    async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
+        before, identifier = ask.record, ask.record.client_transaction_id
+        if before.kind == "form":  # a return comes before what was found of the form
+            await self.late.write_earlier(identifier)
+        try:
+            newest = await self.ledger.apply(seen or ask.record, event)
+        except TransitionError:
+            if await self.reread(ask) or ask.record is not before:
+                return False  # the newer record may not need the event
+            # The ledger may have failed to take an earlier event, without which this one is not allowed.
+            await self.late.write_earlier(identifier)
+            if ask.record is before:
+                raise  # no earlier event was missing
+            newest = await self.ledger.apply(seen or ask.record, event)
+        self.learn(ask, newest)
+        return True
 
     async def reread(self, ask: Followed) -> bool:
         """Read the ask's record again, and return whether it has changed."""

@@ -60,8 +60,7 @@ class LateWrites:
     async def write(self, record: Record, event: Event) -> Record:
         """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
         try:
-            if await self.write_now(record.client_transaction_id):
-                raise LedgerUnavailableError("an earlier event of the ask is not written yet")
+            await self.write_earlier(record.client_transaction_id)
             return await self._write(record, event)
         except Exception as error:  # whatever it is: what was sent must not be called unsent
             self.failed(error)
@@ -123,31 +122,30 @@ class LateWrites:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
         for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
             await sleep(self._clock, seconds)
-            await asyncio.gather(*(self.write_now(each) for each in tuple(self.kept)))
+            await asyncio.gather(*map(self.write_earlier, self.kept), return_exceptions=True)
             if not self.kept:
                 return
 
-    async def write_now(self, client_transaction_id: str) -> bool:
-        """Write what the ledger could not take of one id, and return whether anything is left."""
+    async def write_earlier(self, client_transaction_id: str) -> None:
+        """Write the kept events of one id. Raises `LedgerUnavailableError` where the ledger cannot take one yet."""
         while late := self.kept.get(client_transaction_id):
             record, event = late[0]
             try:
                 await self._write(record, event)
             except Exception as error:  # whatever it is must not end the writing of all
                 self.failed(error)
-                return True
+                raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
             if late and late[0][1] is event:
                 del late[0]
             if not late and self.kept.get(client_transaction_id) is late:  # else another call has ended it
                 del self.kept[client_transaction_id]
-        return False
 
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
         if self._again is not None:
             await cancel_all([self._again])
         if self.kept:
-            await drain([start(self.write_now(each)) for each in self.kept], LAST_TRY)
+            await drain([start(self.write_earlier(each)) for each in self.kept], LAST_TRY)
             if self.kept:
                 what = "the ledger could not take the end of %d attempts"
                 log("error", "ends_not_written", "", what, len(self.kept))

@@ -116,7 +116,7 @@ def test_an_id_more_is_taken_while_there_is_room() -> None:
     for number in range(MOST_IDS - 1):
         form.begin(number + 1, 0.0)
     assert form.has_room_for(99)
-    form.begin(98, 0.0).is_held = True
+    form.begin(98, 0.0).is_being_written = True
     assert not form.has_room_for(99)
     assert form.has_room_for(98)
     assert form.has_room_for(1)

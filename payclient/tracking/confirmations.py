@@ -78,7 +78,7 @@ class Confirmer:
         form = self._form(record)
         if form.has_room_for(transaction_id):
             is_new = transaction_id not in form.confirmations
-            tried = self._confirm(form, transaction_id, is_held=is_new)
+            tried = self._plan(form, transaction_id, is_being_written=is_new)
             if is_new:
                 confirmation = form.confirmations[transaction_id]
                 words = "the tracker was closed before the return was on record"
@@ -98,7 +98,7 @@ class Confirmer:
 
     def _go_on(self, form: ReturnedForm, confirmation: Confirmation) -> None:
         """Confirm a return even if the ledger is down, or its write was cancelled: else the service reverses it."""
-        confirmation.is_held = False
+        confirmation.is_being_written = False
         if self._asks.is_open or not confirmation.on_record:
             self._poller.plan_form(form)
         else:
@@ -112,7 +112,7 @@ class Confirmer:
         if self.confirms and record.state not in APPROVED:
             for transaction_id in transaction_ids:
                 if (form := self._form(record)).has_room_for(transaction_id):
-                    self._confirm(form, transaction_id)
+                    self._plan(form, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:
         """Go on confirming those of these forms that came back."""
@@ -138,7 +138,7 @@ class Confirmer:
             # Later the service would have reversed an unconfirmed payment.
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
             if waits and report.transaction_id is not None:
-                self._confirm(form, report.transaction_id)
+                self._plan(form, report.transaction_id)
         if not waits:
             self._poller.plan_form(form)  # which forgets it
         return waits
@@ -150,17 +150,17 @@ class Confirmer:
             form.record = record
         return form
 
-    def _confirm(
-        self, form: ReturnedForm, transaction_id: int | None, *, is_held: bool = False
+    def _plan(
+        self, form: ReturnedForm, transaction_id: int | None, *, is_being_written: bool = False
     ) -> asyncio.Event:
-        """Confirm this transaction, now or as soon as it is its turn, and return the event that is set after that try.
+        """Plan the confirmation of a transaction, for None a query whether the form is paid; return its `tried`.
 
-        With `transaction_id` None: query whether the form is paid. Transactions that may be confirmed already come
-        first: a form has only one confirmed payment.
+        Transactions that may be confirmed already come first: a form has only one confirmed payment.
         """
-        form.begin_in_doubt(self._clock.monotonic())
-        confirmation = form.begin(transaction_id, self._clock.monotonic())
-        confirmation.is_held |= is_held
+        now = self._clock.monotonic()
+        form.begin_in_doubt(now)
+        confirmation = form.begin(transaction_id, now)
+        confirmation.is_being_written |= is_being_written
         tried = confirmation.tried
         if self._asks.closed:
             form.close()
@@ -274,7 +274,7 @@ class Confirmer:
         self._poller.plan_form(form)
 
     async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
-        """Confirm an id, or query a form whose browser came back cancelled. Return whether that settles it."""
+        """Confirm an id, or query a form that came back cancelled. Return whether the id needs no other request."""
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
             return await self._query(form, current)
@@ -308,7 +308,7 @@ class Confirmer:
         return transaction_id in named
 
     async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
-        """Query whether a form is paid. Return whether the answer, or that there can be none, settles that."""
+        """Query whether a form is paid. Return whether no other query is needed: also where none can tell."""
         record = form.record
         if not self._poller.policy.by_client_id:
             return True
@@ -351,13 +351,13 @@ class Confirmer:
         others = form.others_in_doubt(report)
         for transaction_id in others:
             if transaction_id not in form.confirmations:
-                self._confirm(form, transaction_id)
+                self._plan(form, transaction_id)
         return bool(others)
 
     async def _take(
         self, form: ReturnedForm, current: Confirmation, record: Record, reading: Reading
     ) -> bool:
-        """Write what an answer means, read by this record, and return whether that settles the confirmation."""
+        """Write what an answer means, read by this record, and return whether the id needs no other request."""
         current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
         if current.declined and self._confirm_others(form, reading.report):
             return False

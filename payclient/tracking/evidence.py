@@ -169,18 +169,13 @@ def _event_of(
         case State.REVERSING, "Aceptado" if at < (record.expires_at or at):
             return None  # the request to give it back may be on its way
         case state, "Aceptado":
-            is_another = transaction_id not in (None, record.transaction_id)
-            if state is State.ACCEPTED and not is_another:
+            is_new_id = transaction_id not in (None, record.transaction_id)
+            # A sale that a person accepted has no transaction id yet.
+            if state is State.ACCEPTED and not is_new_id:
                 return None
-            # A sale that a person accepted gets its transaction id here.
-            instead_of = record.transaction_id if is_another else None
+            instead_of = record.transaction_id if is_new_id else None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
-            return FoundAccepted(
-                at=at,
-                transaction_id=transaction_id,
-                instead_of=instead_of,
-                receipt=receipt,
-            )
+            return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
         case State.REFUSED, "Pendiente":
             return Conflicted(at=at, what="pending, though it was refused")
         case State.UNKNOWN, "Pendiente":
@@ -371,7 +366,7 @@ def read_confirmation(record: Record, transaction_id: int, report: StatusReport,
 
 
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
-    """Return what a status report means for a form. Without events it is not a verdict yet."""
+    """Return what a report of a form that came back means; None: nobody paid it. Without events: no verdict yet."""
     if report is None:
         return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):

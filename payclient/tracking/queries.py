@@ -463,25 +463,12 @@ class Refusals:
         """
         if not self.says_exists(refused):
             return None
-        is_there, report, identifier = self.is_duplicate(refused), None, record.client_transaction_id
-        if self._poller.policy.by_client_id:
-            try:
-                # An earlier attempt that was thought absent may be there after all.
-                earlier = await self._attempts(record) if is_there else []
-                is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
-                await self._wait_for_turn()
-                report = await self._queries.query_session(client_transaction_id=identifier)
-                is_there = is_doubted or report is not None
-                if not self._queries.can_see(record):  # the token was renewed: it may find another account's
-                    is_there, report = True, None
-            except Exception as failed:  # any failure leaves the outcome unknown
-                what = "refused as existing, and the query failed: %s"
-                log("warning", "existing_not_found", identifier, what, type(failed).__name__)
-                is_there = True
-        if not is_there:
+        may_exist, report = await self._query_existing(record, self.is_duplicate(refused))
+        if not may_exist:
             return None
         record = await self._poller.asks.write(record, lost)
         if report is not None:
+            identifier = record.client_transaction_id
             log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
             ask = self._poller.asks.follow(record)
             if ask is not None:
@@ -489,6 +476,25 @@ class Refusals:
                 await self._queries.take(ask, query, report)
                 record = ask.record
         return record
+
+    async def _query_existing(self, record: Record, is_duplicate: bool) -> tuple[bool, StatusReport | None]:
+        """Return whether an attempt that was refused as existing may exist, and what a query found of it."""
+        if not self._poller.policy.by_client_id:
+            return is_duplicate, None
+        identifier = record.client_transaction_id
+        try:
+            # An earlier attempt that was thought absent may be there after all.
+            earlier = await self._attempts(record) if is_duplicate else []
+            await self._wait_for_turn()
+            report = await self._queries.query_session(client_transaction_id=identifier)
+            if not self._queries.can_see(record):  # the token was renewed: it may find another account's
+                return True, None
+        except Exception as failed:  # any failure leaves the outcome unknown
+            what = "refused as existing, and the query failed: %s"
+            log("warning", "existing_not_found", identifier, what, type(failed).__name__)
+            return True, None
+        is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
+        return is_doubted or report is not None, report
 
     def plan_queries(self, record: Record, error: Exception) -> None:
         """Query an attempt that was refused, and may exist all the same, or one before it may."""

@@ -48,8 +48,8 @@ class Confirmation:
     is_withheld: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
-    #: Whether the return that names it is being written: it is confirmed then.
-    is_held: bool = False
+    #: Whether the return that names it is being written: it is confirmed after that.
+    is_being_written: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -169,7 +169,7 @@ class ReturnedForm(Scheduled):
 
         The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
         """
-        waiting = [each for each in self.all_open() if not each.is_held]
+        waiting = [each for each in self.all_open() if not each.is_being_written]
         first = next((each for each in waiting if each.transaction_id is not None and each.in_doubt), None)
         if first is not None:
             waiting = [each for each in waiting if each is first or each.transaction_id is None]

@@ -67,10 +67,10 @@ class Arrivals:
             if record.state.decided:
                 self._poller.recheck(record)
             raise
-        return self._query_noted(record)
+        return self._plan_query(record)
 
-    def _query_noted(self, record: Record) -> Receipt:
-        """Plan the query that a notification is worth; while the sale is being sent there is nothing to query yet."""
+    def _plan_query(self, record: Record) -> Receipt:
+        """Plan the query of a notification that was written, unless the attempt is being sent; return its receipt."""
         if record.state is State.SENDING:
             return Receipt.EARLY
         if not record.state.decided:

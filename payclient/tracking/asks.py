@@ -157,7 +157,7 @@ class OpenAsks:
         return ask
 
     def add(self, record: Record) -> Followed:
-        """Add an ask. An older attempt of its id ends. The query that was planned for that one is made for this one:
+        """Index an ask, not planned yet. An older attempt of its id ends, and its planned query is made for this one:
         the service may not have listed yet what the older one created.
         """
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
@@ -206,7 +206,7 @@ class OpenAsks:
             del self._asks[ask.record.client_transaction_id]
 
     def plan(self, ask: Followed) -> None:
-        """Plan the next look. Where no query is left, end the waits and plan a background query."""
+        """Plan the next look. Where no query is left for a wait, end the waits and defer the lease until that look."""
         now = self.clock.monotonic()
         when = self.policy.next_look(ask, now)
         if ask.waits_over:

@@ -182,24 +182,23 @@ class Attempts:
         """
         identifier = attempt.request.client_transaction_id
         self._asks.check_open(identifier)
-        running = self._in_flight.get(identifier)
-        if running is not None and not running[1].done():  # else it was cancelled before it began
-            attempt.check_same(running[0].digest, running[0].purchase or identifier)
+        sender, sent = self._in_flight.get(identifier, (attempt, None))
+        if sent is not None and not sent.done():  # else it was cancelled before it began
+            attempt.check_same(sender.digest, sender.purchase or identifier)
         else:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
                 return ask.record
-            running = attempt, start(self._send(attempt), self._poller.detached)
-            self._in_flight[identifier] = running
-        attempt, sent = running
+            sender, sent = attempt, start(self._send(attempt), self._poller.detached)
+            self._in_flight[identifier] = sender, sent
         try:
             return await outlive(sent)
         except asyncio.CancelledError:
             if not is_cancelled_alone(sent):
                 raise
         # A closing tracker ended it, or others cancelled all tasks of the process.
-        if attempt.granted and attempt.record is not None:
-            return attempt.record
+        if sender.granted and sender.record is not None:
+            return sender.record
         if self._asks.is_open:
             raise NotSentError("others cancelled it; nothing was sent", client_transaction_id=identifier)
         raise TrackerClosedError("the tracker was closed; nothing was sent", client_transaction_id=identifier)

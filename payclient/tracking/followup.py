@@ -332,8 +332,8 @@ class Policy:
         begin = ask.expires if ask.final_queries == 0 else max(ask.final_at, ask.expires)
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
-    def _is_last(self, ask: Followed) -> bool:
-        """Return whether no last query is left. If all of a form's are overdue, one that was answered is enough."""
+    def _had_last_queries(self, ask: Followed) -> bool:
+        """Return whether the last queries were made. Of a form one that was answered is enough once all are overdue."""
         overdue = ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale
         is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
@@ -354,8 +354,8 @@ class Policy:
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
             return now >= ended and ask.waits_over and not customer_acted(ask.record)
-        is_last = ask.waits_over or self._is_last(ask)
-        return is_last and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
+        had_all = ask.waits_over or self._had_last_queries(ask)
+        return had_all and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
 
     def _surely_ended(self, ask: Followed) -> float:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here.
@@ -373,7 +373,7 @@ class Policy:
         return ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is looked at next; None: no more. Where no query is left for a wait, waits are over."""
+        """Return when the ask is looked at next; None: no more. Sets `waits_over` where no query is left for one."""
         record, expires = ask.record, ask.expires
         can_query = self.can_find(record)
         if record.state.decided:
@@ -396,7 +396,7 @@ class Policy:
         return self._background_look(ask, now)
 
     def _next_query_due(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is queried next; None where no query is left for a wait."""
+        """Return when the ask is queried next, counting queries after a notification; None: none is left for a wait."""
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
@@ -415,7 +415,7 @@ class Policy:
                 gap = self._gap(ask, age, spread)
             # Not beyond the expiry, which is written as it comes.
             return min(now + gap, ask.expires)
-        if not self._is_last(ask) and not ask.waits_over:
+        if not (ask.waits_over or self._had_last_queries(ask)):
             # After a failure of the ledger or the service the ask is not queried again at once.
             soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))

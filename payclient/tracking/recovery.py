@@ -90,7 +90,7 @@ async def look_back(poller: Poller) -> None:
 
 
 async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
-    """Confirm the abandoned forms of so many seconds, and plan one more query of each other attempt that needs it.
+    """Confirm the forms that were abandoned in the last `seconds`, and query other unpaid attempts that need it.
 
     First write which purchases were paid twice, where a process ended before it wrote that.
     """

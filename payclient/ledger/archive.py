@@ -117,13 +117,12 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
 async def _read(database: Database, numbers: tuple[int, int], before: float) -> list[dict[str, Any]]:
     """Return the attempts of a block that may leave, each with its changes."""
     rows = await database.fetch("archivable", (*numbers, before))
-    found = {row[0]: _named("whole_attempt", row) for row in rows}
-    changes = await database.fetch("archivable_changes", numbers) if found else ()
-    return [  # one that another process has archived in between has no such changes any more
-        found[id_] | {"changes": [_named("whole_change", row) for row in rows]}
-        for id_, rows in groupby(changes, itemgetter(1))
-        if id_ in found
-    ]
+    attempts = [_named("whole_attempt", row) for row in rows]
+    rows = await database.fetch("archivable_changes", numbers) if attempts else ()
+    changes = (_named("whole_change", row) for row in rows)
+    changes_of = {id_: [*group] for id_, group in groupby(changes, itemgetter("attempt_id"))}
+    # One that another process has archived in between has no such changes any more.
+    return [each | {"changes": changes_of[each["id"]]} for each in attempts if each["id"] in changes_of]
 
 
 async def _move(database: Database, attempts: list[dict[str, Any]], before: float) -> int:

@@ -214,16 +214,16 @@ class PostgresWriter(Writer):
             self._log_failure(fault := unavailable(error, "read or written"))
             fail(operations, fault)
         resolve(operations)
-        if (news := _news(writes)) and self._database is not None:
+        if (ids := _ids_to_notify(writes)) and self._database is not None:
             # In a transaction of its own, which waits for no disk: NOTIFY lets commits wait for each other.
             try:
-                await self._database.fetch("notify", (self._server.schema, news))
+                await self._database.fetch("notify", (self._server.schema, ids))
             except Exception:  # a loop of another kind raises RuntimeError where the wire is gone
                 self._lose()
 
 
-def _news(writes: list[Write]) -> list[str]:
-    """Return the ids of what was notified or is in the feed; an empty one is for those that NOTIFY has no room for."""
+def _ids_to_notify(writes: list[Write]) -> list[str]:
+    """Return the ids whose hint or state is news to other processes; "" stands for one that NOTIFY has no room for."""
     found = set()
     for each in writes:
         after = each.answer
@@ -231,7 +231,7 @@ def _news(writes: list[Write]) -> list[str]:
             before = each.before
             hinted = (after.notified_at, after.candidate_ids) != (before.notified_at, before.candidate_ids)
             if hinted or after.state in FEED:
-                found.add(after.client_transaction_id)
+                found.add(each.identifier)
     return [each if len(each.encode()) < 1000 else "" for each in sorted(found)]
 
 

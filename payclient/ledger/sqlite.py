@@ -91,7 +91,7 @@ class SqliteDatabase:
             raise
         self._connection.execute("RELEASE inserted")
         # All of them: a row that other rows forbid raises.
-        return {row[0] for rows in (permits, changes) for row in rows}
+        return {client_transaction_id for client_transaction_id, *_ in (*permits, *changes)}
 
     def _insert(self, name: str, rows: list[Row]) -> None:
         # One statement for many rows, not `executemany`, which takes the interpreter's lock back row by row.

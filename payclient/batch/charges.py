@@ -95,7 +95,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._turns = Turns()
         self._in_flight = 0  # rows that are being sent, or read again
         #: Why the ledger could not be read for a row, and when.
-        self._unread: tuple[LedgerError | None, float] = (None, float("-inf"))
+        self._failed_read: tuple[LedgerError | None, float] = (None, float("-inf"))
         self._rate_timer: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0
@@ -283,14 +283,14 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _read_again(self, row: LaneRow) -> LedgerError | None:
         """Read what became of a row since it was read; return why the ledger cannot be read, None where it was."""
         identifier = row.request.client_transaction_id
-        fault, at = self._unread
-        if self.stopped is not None and self._clock.monotonic() - at <= KNOWN_FOR:
+        fault, failed_at = self._failed_read
+        if self.stopped is not None and self._clock.monotonic() - failed_at <= KNOWN_FOR:
             return fault  # for thousands of unsent rows: a server that is away takes seconds to fail
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
             self._attempts.ledger_failed(error)
-            self._unread = error, self._clock.monotonic()
+            self._failed_read = error, self._clock.monotonic()
             return error
         except UsageError:
             pass  # the tracker was closed: the send raises this again
@@ -363,18 +363,18 @@ class Charges(AsyncIterator[ChargeResult]):
             unsent = unread or NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         self._sends.add(asyncio.current_task())
-        token, made_at = self._retries.token, self._clock.monotonic()
+        token_number, made_at = self._retries.token_number, self._clock.monotonic()
         try:
             pending = await self._tracker.sale(row.request, purchase=row.purchase)
         except Exception as error:
-            again = self._retries.retry_delay(row, error, token, made_at)
+            again = self._retries.retry_delay(row, error, token_number, made_at)
             if again is None or self.stopped is not None:
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
             self._sends.discard(asyncio.current_task())
         if sends:  # a sale that was in the ledger proves nothing about the service now
-            self._retries.note_sent(pending, token, made_at)
+            self._retries.note_sent(pending, token_number, made_at)
         return pending
 
     def _left(self, began: float) -> float | None:
@@ -404,7 +404,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._end_if_done()
 
 
-async def _wait_for(pending: PendingSale, seconds: float | None = None) -> None:
+async def _wait_for(pending: PendingSale, seconds: float | None) -> None:
     """Wait for a sale; any other error than `StillPendingError`, which is raised, is logged and ends the wait."""
     try:
         await pending.wait(timeout=seconds)

@@ -71,13 +71,13 @@ class RetryPolicy:
     _unknown_in_a_row: int = 0
     _not_sent_in_a_row: int = 0
     #: The number of the current token, counted by the fresh ones that were fetched after a 401.
-    token: int = 0
+    token_number: int = 0
     #: Whether the service has taken a request with the current token.
-    _proven: bool = True
+    _token_works: bool = True
 
-    def note_sent(self, pending: PendingSale, token: int, made_at: float) -> None:
-        """Note a send whose sale may exist. `token`, a number, and `made_at` are those of the send."""
-        self._proven = self._proven or token == self.token
+    def note_sent(self, pending: PendingSale, token_number: int, made_at: float) -> None:
+        """Note a send whose sale may exist. `token_number` and `made_at` are those of the send."""
+        self._token_works = self._token_works or token_number == self.token_number
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
             self._unknown_in_a_row = 0
@@ -87,7 +87,7 @@ class RetryPolicy:
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
-    def retry_delay(self, row: LaneRow, error: Exception, token: int, made_at: float) -> float | None:
+    def retry_delay(self, row: LaneRow, error: Exception, token_number: int, made_at: float) -> float | None:
         """Return in how many seconds a row that created nothing is sent again; None: never."""
         row.tries += 1
         if isinstance(error, NotSentError):
@@ -108,16 +108,16 @@ class RetryPolicy:
             self._rate.rate_limited(self._clock.monotonic(), made_at, error.retry_after)
             return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
-            return self._delay_after_unauthorized(error, token)
+            return self._delay_after_unauthorized(error, token_number)
         return None
 
-    def _delay_after_unauthorized(self, error: UnauthorizedError, token: int) -> float | None:
+    def _delay_after_unauthorized(self, error: UnauthorizedError, token_number: int) -> float | None:
         """Return 0 where the row is sent again with a fresh token; else stop the sending."""
         if self._renews_token and error.http_status == 401:
-            if token < self.token:
+            if token_number < self.token_number:
                 return 0.0  # this row was sent with an older token
-            if self._proven:
-                self.token, self._proven = self.token + 1, False
+            if self._token_works:
+                self.token_number, self._token_works = self.token_number + 1, False
                 return 0.0
         self._stop("the service does not take the token (401 or 403)")
         return None

@@ -325,7 +325,7 @@ async def export(
             with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
                 file.write(table_bytes(kind, COLUMNS, ()))
                 async for record in book.records():
-                    file.write(row_bytes(kind, await _row(book, record)))
+                    file.write(row_bytes(kind, await _export_row(book, record)))
                     count += 1
                 file.flush()
     except OSError as error:
@@ -336,7 +336,7 @@ async def export(
         terminal.say(text("ledger.exported", count=count, file=out))
 
 
-async def _row(book: Ledger, record: Record) -> dict[str, object]:
+async def _export_row(book: Ledger, record: Record) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
     row |= {name: terminal.iso(getattr(record, name)) for name in ("expires_at", *TIMES)}
     row |= {

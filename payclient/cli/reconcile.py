@@ -160,16 +160,16 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
 def _doubts(unread: Sequence[Entry]) -> Callable[[Record | None, Sequence[Entry]], bool]:
     """Return a function that says whether one of these lines may be about the payment of an attempt and its lines.
 
-    Lines of one client transaction id with different transaction ids are different payments.
+    A client transaction id says so where one side has no transaction id; two of those are two payments.
     """
     numbers = {each.transaction_id for each in unread} - {None}
     keys = {each.client_transaction_id for each in unread} - {None}
-    unnumbered = {each.client_transaction_id for each in unread if each.transaction_id is None} - {None}
+    keys_alone = {each.client_transaction_id for each in unread if each.transaction_id is None} - {None}
 
     def is_doubted(record: Record | None, own: Sequence[Entry]) -> bool:
-        same_key = keys if any(each.transaction_id is None for each in own) else unnumbered
-        named: list[Entry | Record] = [*own] if record is None else [*own, record]
-        return any(each.transaction_id in numbers or each.client_transaction_id in same_key for each in named)
+        doubted = keys if any(each.transaction_id is None for each in own) else keys_alone
+        sides: list[Entry | Record] = [*own] if record is None else [*own, record]
+        return any(each.transaction_id in numbers or each.client_transaction_id in doubted for each in sides)
 
     return is_doubted
 

@@ -195,14 +195,15 @@ class Limits:
 
         A run can take longer if the service is down or slows the sending.
         """
-        held = profile.sale_window
+        window = waited = profile.sale_window
         if profile.status is not None:
-            held += final_queries(profile.sale_window)
-        held = held if self.wait is None else min(held, self.wait)
-        lane = max(held, profile.sale_window) * (longest_lane - 1) + held if longest_lane else 0.0
+            waited += final_queries(window)
+        if self.wait is not None:
+            waited = min(waited, self.wait)
+        lane = max(waited, window) * (longest_lane - 1) + waited if longest_lane else 0.0
         sends = sends_per_second(profile, self.rate, self.wait)
         sending = rows * EXCHANGE / self.max_in_flight + (0.0 if sends is None else rows / sends)
-        return sending + held * rows / self.max_pending + lane
+        return sending + waited * rows / self.max_pending + lane
 
 
 def final_queries(window: float) -> float:

@@ -145,7 +145,7 @@ class KeptLinks:
         #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
         self._changed = asyncio.Event()
         #: When links die next; None where none do, as far as is known.
-        self._until: float | None = None
+        self._dead_at: float | None = None
         asks.on_form_decided.append(lambda _: self._changed.set())
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
@@ -158,7 +158,7 @@ class KeptLinks:
             await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
         except LedgerError as error:
             self._asks.late.failed(error)
-        if self._until is None or until < self._until:
+        if self._dead_at is None or until < self._dead_at:
             self._changed.set()
 
     async def delete_dead(self) -> None:
@@ -169,20 +169,20 @@ class KeptLinks:
         clock = self._asks.clock
         while True:
             self._changed.clear()
-            self._until = None
+            self._dead_at = None
             try:
-                self._until = await self._asks.ledger.drop_links(clock.time())
-                if self._until is None and self._asks.leases is not None:
-                    self._until = clock.time() + self._lifetime  # another process may keep links, and end
+                self._dead_at = await self._asks.ledger.drop_links(clock.time())
+                if self._dead_at is None and self._asks.leases is not None:
+                    self._dead_at = clock.time() + self._lifetime  # another process may keep links, and end
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
-                self._until = clock.time() + AGAIN
+                self._dead_at = clock.time() + AGAIN
             await sleep(clock, APART)
-            if self._until is None:
+            if self._dead_at is None:
                 await self._changed.wait()
             else:
                 with suppress(TimeoutError):
-                    await within(clock, max(self._until - clock.time(), 0.0), self._changed.wait())
+                    await within(clock, max(self._dead_at - clock.time(), 0.0), self._changed.wait())
 
 
 class Forms:

@@ -208,7 +208,7 @@ class StatusQueries:
             raise
 
     async def _write(self, ask: Followed, reading: Reading) -> bool:
-        """Log and write what an answer means for an ask that is followed. Return whether the ledger took it."""
+        """Log and write what an answer means for an ask that is followed. Return whether the ledger has it."""
         record = ask.record
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)

@@ -296,7 +296,7 @@ def transition_error(record: Record, words: str) -> TransitionError:
 
 
 def _changes(record: Record, event: Event) -> dict[str, Any]:
-    """Return the attributes that the event changes, its state aside. Raises `TransitionError`."""
+    """Return what the event changes, the state aside. Raises `TransitionError` for another transaction."""
     match event:
         case Created():
             return {"transaction_id": event.transaction_id, "expires_at": event.expires_at}

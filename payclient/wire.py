@@ -454,15 +454,14 @@ def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:
     if not reports:
         return None
     accepted = [report for report in reports if report.state == "Aceptado"]
-    undecided = [report for report in reports if report.state != "Cancelado"]
-    candidates = accepted or undecided or reports
     if accepted:
         # An unreadable report is not a verdict, so it is taken only where all are unreadable.
         chosen = min(accepted, key=lambda report: bool(report.unreadable))
     else:
+        possible = [report for report in reports if report.state != "Cancelado"] or reports
         # Among these an unreadable one comes first: they decide only if all can be read.
-        chosen = min(candidates, key=lambda report: (report.state != "Pendiente", not report.unreadable))
-        if len({report.transaction_id for report in candidates}) > 1:
+        chosen = min(possible, key=lambda report: (report.state != "Pendiente", not report.unreadable))
+        if len({report.transaction_id for report in possible}) > 1:
             chosen = attrs.evolve(chosen, transaction_id=None)
     return attrs.evolve(
         chosen,

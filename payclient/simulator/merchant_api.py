@@ -121,8 +121,8 @@ class MerchantApi:
             if is_counted and not is_query:
                 books.tally["refused"] += 1
             answer = refused.as_json(language)
-            not_found, code = settings.not_found
-            statuses = {**_HTTP_STATUSES, code: not_found}
+            not_found_status, not_found_code = settings.not_found
+            statuses = {**_HTTP_STATUSES, not_found_code: not_found_status}
             status = statuses.get(refused.key) or settings.error_statuses.get(refused.code or 0, 400)
             if refused.message == "throttled":
                 headers["Retry-After"] = str(refused.values[0])

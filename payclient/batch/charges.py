@@ -314,26 +314,28 @@ class Charges(AsyncIterator[ChargeResult]):
             await self._queue_later(lane, sent)
             return
         lane.rows.pop(0)
-        has_result = True
         if isinstance(sent, PendingSale):
-            self.pending += 1
-            began = self._clock.monotonic()
-            self._start_ready()
-            try:
-                has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent, began)
-            finally:
-                self.pending -= 1
-            if not has_result:
-                # Expired by our clock: the customer is free, and the last queries are still to come.
-                self._free(lane)
-                with suppress(StillPendingError):
-                    await _wait_for(sent, self._left(began))
-            self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
-            if has_result:
-                await self._hold(lane, sent)
+            await self._follow(lane, sent)
         else:
             self._emit(sent)
+            self._free(lane)
+
+    async def _follow(self, lane: Lane, sent: PendingSale) -> None:
+        """Wait for a sale, emit its result, and free its lane once its customer is free."""
+        self.pending += 1
+        began = self._clock.monotonic()
+        self._start_ready()
+        try:
+            has_result = self._wait == 0 or self._exited or await self._wait_for_result(sent, began)
+        finally:
+            self.pending -= 1
+        if not has_result:  # expired by our clock: the last queries are still to come
+            self._free(lane)
+            with suppress(StillPendingError):
+                await _wait_for(sent, self._left(began))
+        self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
         if has_result:
+            await self._hold(lane, sent)
             self._free(lane)
 
     async def _hold(self, lane: Lane, pending: PendingSale) -> None:

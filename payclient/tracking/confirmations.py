@@ -123,8 +123,8 @@ class Confirmer:
                     ids = [each for each in ids if not known.is_settled(each)]
                 self.confirm_named(record, ids)
 
-    def awaits_confirmation(self, record: Record, report: StatusReport) -> bool:
-        """Return whether a payment of a form is to be confirmed before a report decides; until then it is pending.
+    def confirm_first(self, record: Record, report: StatusReport) -> bool:
+        """Plan what is confirmed before a report of a form decides, and return whether anything is.
 
         A payment that the report shows is confirmed now. Another transaction may be the payment of a cancelled one,
         as long as its confirmation has no answer.
@@ -133,7 +133,7 @@ class Confirmer:
             return False
         form, waits = self._form(record), False
         if report.state == "Cancelado":
-            waits = self._confirm_others(form, report)
+            waits = self._plan_others(form, report)
         elif report.state == "Aceptado" and not find_mismatch(record, report):
             # Later the service would have reversed an unconfirmed payment.
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
@@ -313,7 +313,7 @@ class Confirmer:
         if not self._poller.policy.by_client_id:
             return True
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
-        if report is not None and self.awaits_confirmation(record, report):
+        if report is not None and self.confirm_first(record, report):
             return True
         decides = report is None or report.state in ("Aceptado", "Cancelado")
         if decides and not self._queries.can_see(record):
@@ -346,8 +346,8 @@ class Confirmer:
         current.is_withheld, current.is_first = is_replaced, is_named and not is_replaced
         return is_replaced
 
-    def _confirm_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
-        """Confirm each transaction that may have paid a form and that no report names; return whether any may."""
+    def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
+        """Plan to confirm what may have paid a form, but for what the report names; return whether that is anything."""
         others = form.others_in_doubt(report)
         for transaction_id in others:
             if transaction_id not in form.confirmations:
@@ -359,7 +359,7 @@ class Confirmer:
     ) -> bool:
         """Write what an answer means, read by this record, and return whether the id needs no other request."""
         current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
-        if current.declined and self._confirm_others(form, reading.report):
+        if current.declined and self._plan_others(form, reading.report):
             return False
         form.report = reading.report or form.report
         self._form(await self._queries.write(record, reading))

@@ -27,20 +27,20 @@ WRITE_AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class LateWrites:
-    """Writes events through one ledger, and keeps those that it cannot take, to write them again. `total`: seconds."""
+    """Writes events through one ledger, and keeps those that it cannot take, to write them again."""
 
     def __init__(
         self,
         ledger: Ledger,
         clock: Clock,
         total: float = 0.0,
-        written: Callable[[Record, Record], object] = lambda record, before: None,
+        on_write: Callable[[Record, Record], object] = lambda record, before: None,
     ) -> None:
+        """`total`: the total time-out, in seconds. `on_write`: called with each record written, and the one before."""
         self._ledger = ledger
         self._clock = clock
         self._total = total
-        #: Called with each record that was written, and the record before.
-        self._written = written
+        self._on_write = on_write
         #: Client transaction id -> what the ledger could not take, in order.
         self.kept: dict[str, list[tuple[Record, Event]]] = {}
         self._again: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class LateWrites:
             self._failures = 0
 
     async def write(self, record: Record, event: Event) -> Record:
-        """Write an attempt's event and return its record. If the ledger fails, write later and return `unwritten`."""
+        """Write an attempt's event and return its record. If the ledger fails, keep it and return `unwritten`."""
         try:
             await self.write_earlier(record.client_transaction_id)
             return await self._write(record, event)
@@ -94,7 +94,7 @@ class LateWrites:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.
         if known is not None and known.state is not State.SENDING:
-            self._written(known, record)
+            self._on_write(known, record)
         return known or record
 
     async def _apply(self, record: Record, event: Event) -> Record:

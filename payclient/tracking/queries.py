@@ -108,10 +108,7 @@ class StatusQueries:
         if report is None:
             reading = self._reader(ask, query).not_found()
         else:
-            waits = ask.record.kind == "form" and self._poller.confirmer.awaits_confirmation(
-                ask.record, report
-            )
-            if waits:
+            if waits := self._poller.confirmer.confirm_first(ask.record, report):
                 report = attrs.evolve(report, state="Pendiente")
             reading = self._reader(ask, query).report(report)
             reading.is_about_ask &= not waits  # a payment that is not confirmed yet settles nothing
@@ -379,7 +376,7 @@ class Refusals:
         newest = await self._poller.asks.ledger.get(identifier)
         if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
             return newest  # another process has sent it since, which was found
-        if self._poller.confirmer.awaits_confirmation(before, report):
+        if self._poller.confirmer.confirm_first(before, report):
             report = attrs.evolve(report, state="Pendiente")
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)

@@ -88,7 +88,7 @@ class RetryPolicy:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
     def retry_delay(self, row: LaneRow, error: Exception, token_number: int, made_at: float) -> float | None:
-        """Return in how many seconds a row that created nothing is sent again; None: never."""
+        """Count an error, and return in how many seconds its row, which created nothing, is sent again; None: never."""
         row.tries += 1
         if isinstance(error, NotSentError):
             self._not_sent_in_a_row += 1

@@ -206,8 +206,10 @@ def _check_above(above: Sequence[Sequence[Any]], names: Sequence[Any], form: Lay
     A row has digits in its ids and its phone, which a title or a total has not.
     """
     ids = _places(names, form, frozenset({KEY, "transaction_id", "phone_number"}))
+    if form.header_row is not None or not ids:
+        return
     amounts = _places(names, form, AMOUNTS)
-    for line, cells in enumerate(above if form.header_row is None and ids else (), 1):
+    for line, cells in enumerate(above, 1):
         texts = [*map(str, cells), *[""] * len(names)]
         has_ids = all(re.search("[0-9]", texts[place]) for place in ids)
         if has_ids and any(_AMOUNT.fullmatch(texts[place]) for place in amounts):

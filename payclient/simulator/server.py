@@ -163,7 +163,7 @@ class Simulator(Books):
             self._restarting = asyncio.create_task(later())
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass in a call, a year at most; RuntimeError where the clock in use cannot jump."""
+        """Let time pass at once, a year at most; RuntimeError where the clock in use cannot jump."""
         if not 0 <= seconds <= _LONGEST:
             raise ValueError(f"seconds must be 0 to {_LONGEST}")
         if (jump := getattr(self.clock, "advance", None)) is None:

@@ -172,7 +172,7 @@ class OpenAsks:
         return ask
 
     def _times(self, record: Record, now: float) -> tuple[float, float]:
-        """Return when an ask was permitted and when it expires, by the monotonic clock."""
+        """Return when an ask was permitted and expires, by the monotonic clock; note where the wall clock jumped."""
         expires_at, wall = record.expires_at, self.clock.time()
         if expires_at is None:
             expires_at = record.created_at + self.policy.sale_window

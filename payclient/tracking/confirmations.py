@@ -321,7 +321,7 @@ class Confirmer:
         return await self._take(form, current, record, read_form(record, report, self._clock.time()))
 
     async def _is_replaced(self, form: Record, current: Confirmation) -> bool:
-        """Return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
+        """Note and return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
 
         A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far, or
         that was paid after this one: that one finds this one in the ledger.
@@ -369,7 +369,7 @@ class Confirmer:
         return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:
-        """Return whether the id is left alone: the service answered "no such transaction" often enough."""
+        """Note a refusal, and return whether its id is left alone: "no such transaction" came often enough."""
         current.in_doubt = False
         current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id

@@ -274,12 +274,12 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
             write = payments.get((record.client_transaction_id, record.attempt))
             if write is None or write.event is None:
                 continue
-            noted = await _note(database, asks, record, write.event.at)
+            noted = await _write_overpaid(database, asks, record, write.event.at)
             if noted is not None and record == write.answer:  # no later write has changed it
                 write.answer = noted
 
 
-async def _note(database: Database, asks: list[Record], record: Record, at: float) -> Record | None:
+async def _write_overpaid(database: Database, asks: list[Record], record: Record, at: float) -> Record | None:
     """Write `Overpaid` where others of these asks are paid, too, and return the record after it."""
     if (also_paid := overpaid(asks, record, at)) is not None:
         noted = advance(record, also_paid)
@@ -297,4 +297,4 @@ async def note_unsaid(database: Database, at: float) -> None:
         for record in asks:
             # Where the version is another, another process may have written it by now.
             if [record.client_transaction_id, record.version] == newest[purchase]:
-                await _note(database, asks, record, at)
+                await _write_overpaid(database, asks, record, at)

@@ -141,7 +141,7 @@ async def _renamed(
 
 
 async def _other_spellings(book: Ledger, keys: Iterable[str]) -> list[str]:
-    """Return the numbers that the ledger has written otherwise, each with the id that it has."""
+    """Return "KEY: ID" of each key that is a number and that the ledger has under an id of another spelling."""
     other: dict[str, str] = {}
     for key in keys:
         if number := _NUMBER.fullmatch(key):

@@ -287,9 +287,8 @@ class Books:
         """Return what sales and forms have in common; RefusalError for an id that may not be repeated."""
         client_id, code = body["clientTransactionId"], self.settings.duplicate_code
         refuses_unpaid = operation == "prepare" and self.settings.refuses_second_form
-        if code is not None and any(
-            one.transaction_id or refuses_unpaid for one in self._of(client_id, account)
-        ):
+        is_taken = any(one.transaction_id or refuses_unpaid for one in self._of(client_id, account))
+        if is_taken and code is not None:
             raise RefusalError(code)
         texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
         return {

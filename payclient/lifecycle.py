@@ -17,7 +17,8 @@ more than the ledger.
 **Who may send.** The sender checks its clocks between the permit and the bytes. A process that was stopped for longer
 than the total time-out does not send, since others count on that time-out. Nothing that may exist is ever sent again:
 a time-out, a cut answer or a redirect makes the attempt UNKNOWN, and only a query, a proof or a person ends that. A
-refusal that says that something exists (2061, a duplicate) is believed only after a query that finds nothing.
+refusal that says that something exists is believed only after a query by client transaction id that finds nothing.
+Where the profile has no such query, 2061 is believed, and a duplicate is not.
 
 **How a crash is found.** An attempt that is SENDING without a living sender was interrupted between the two writes.
 With one process to a ledger that is every SENDING attempt at the start; with several it is one whose permit is older

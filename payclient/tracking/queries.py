@@ -477,7 +477,7 @@ class Refusals:
     async def _query_existing(self, record: Record, is_duplicate: bool) -> tuple[bool, StatusReport | None]:
         """Return whether an attempt that was refused as existing may exist, and what a query found of it."""
         if not self._poller.policy.by_client_id:
-            return is_duplicate, None
+            return is_duplicate, None  # 2061 stays a refusal
         identifier = record.client_transaction_id
         try:
             # An earlier attempt that was thought absent may be there after all.

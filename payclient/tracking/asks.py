@@ -253,6 +253,7 @@ class OpenAsks:
         return False
 
     async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
+        """Do what `apply` does. Raises `TransitionError` and `LedgerError`."""
         before, identifier = ask.record, ask.record.client_transaction_id
         if before.kind == "form":  # a return comes before what was found of the form
             await self.late.write_earlier(identifier)

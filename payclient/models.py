@@ -14,7 +14,7 @@ from payclient import validation as rules
 from payclient.amounts import COMPONENTS, sum_fault
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.secret import Secret
-from payclient.validation import CheckedModel, Declared, id_fault
+from payclient.validation import CheckedModel, Declared, blank_fault, id_fault
 
 
 def _optional(rule: Declared) -> Any:
@@ -244,12 +244,13 @@ def derive_id(*keys: str | int) -> str:
 
     `derive_id("orders", 17)`. The keys are hashed, so what they say is not in it; do not derive ids from a phone
     or an e-mail address alone, which can be guessed. Raises `InvalidRequestError` for a key that cannot be an
-    id: `.` or `..`, or one that looks like another one, by invisible characters or outside Unicode's normal form NFC.
+    id: `.` or `..`, or one that looks like another one, by invisible characters, by blanks at its ends or outside
+    Unicode's normal form NFC.
     """
     if not keys or any(type(key) not in (str, int) for key in keys):
         raise TypeError("derive_id takes one or more texts or ints")
     for key in keys:
-        if isinstance(key, str) and (fault := id_fault(key)):
+        if isinstance(key, str) and (fault := id_fault(key) or blank_fault(key)):
             raise InvalidRequestError(errors=[ErrorDetail("key", 0, (fault,))])
     # Tagged and length-prefixed: ("a", "b") is not ("ab",), and 1 is not "1".
     parts = [f"{type(key).__name__}:{len(str(key))}:{key}" for key in keys]

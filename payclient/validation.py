@@ -95,6 +95,11 @@ def id_fault(value: str) -> str | None:
     return None
 
 
+def blank_fault(value: str) -> str | None:
+    """Return why a text could be taken for one without the blanks at its ends, or None."""
+    return None if value == value.strip() else "must not begin or end with a blank"
+
+
 def escape_text(text: str) -> str:
     """Return the text with what is not printable escaped, so that every database and terminal takes it."""
     if text.isprintable():
@@ -209,7 +214,6 @@ def _unless(good: Callable[[Any], object], fault: str) -> Callable[[Any], str | 
 
 
 _not_blank = _unless(str.strip, "must not be empty")
-_no_blank_ends = _unless(lambda value: value == value.strip(), "must not begin or end with a blank")
 
 
 def text(*checks: Callable[[str], str | None], required: bool = False, **more: Any) -> Declared:
@@ -223,7 +227,7 @@ def text(*checks: Callable[[str], str | None], required: bool = False, **more: A
 
 def store(*, required: bool = False) -> Declared:
     """Declare the id of a branch, a text without blanks at its ends."""
-    return text(_no_blank_ends, required=required, is_code=True)
+    return text(blank_fault, required=required, is_code=True)
 
 
 def url(*, required: bool = False) -> Declared:
@@ -277,7 +281,7 @@ _is_counted = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**
 
 #: An id that is required, and that no other text looks like.
 UNMISTAKABLE_ID: Declared = text(
-    _no_blank_ends,
+    blank_fault,
     lambda value: None if text_fault(value) else id_fault(value),
     quick="{0} and {0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)",
     required=True,

@@ -313,7 +313,7 @@ MISTAKABLE = {
     ".": "must not be", "..": "must not be", "order\u200b17": "U+200B", "\ufefforder-17": "U+FEFF",
     "order\u00ad17": "U+00AD", "order\u202e17": "U+202E", "order\u00a017": "U+00A0",
     "order\u034f17": "U+034F", "order\u316417": "U+3164", "order-17\ufe0f": "U+FE0F",
-    "cafe\u0301-17": "NFC", "\u212b-17": "NFC",
+    "cafe\u0301-17": "NFC", "\u212b-17": "NFC", " order-17": "begin or end", "order-17 ": "begin or end",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from payclient.ledger.records import may_be_paid, purchase_holder
 from payclient.lifecycle import PAID, Record, State
 from payclient.tracking.followup import customer_acted
 from payclient.tracking.outcomes import Outcome
-from payclient.validation import id_fault, text_fault
+from payclient.validation import blank_fault, id_fault, text_fault
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -62,9 +62,7 @@ class Purchase:
 
 def check_purchase(key: str) -> None:
     """Raise `InvalidRequestError` for what could be taken for another purchase's key."""
-    fault = "must be a text" if type(key) is not str else text_fault(key) or id_fault(key)
-    if fault is None and key.strip() != key:
-        fault = "must not begin or end with a blank"
+    fault = "must be a text" if type(key) is not str else text_fault(key) or id_fault(key) or blank_fault(key)
     if fault is None and not key:
         fault = "must not be empty"
     if fault is not None:

@@ -147,10 +147,9 @@ class _Charge(CheckedModel):
     def _find_faults(self) -> dict[str, list[str]]:
         """Return every fault, those between fields too (§2.1)."""
         found = super()._find_faults()
-        parts = {name: getattr(self, name) for name in ("amount", *COMPONENTS)}
-        if parts.keys() & found.keys():
-            return found  # an amount with a fault of its own is not summed
-        if fault := sum_fault(parts.pop("amount"), parts.values()):
+        parts = [getattr(self, name) for name in COMPONENTS]
+        # An amount with a fault of its own is not summed.
+        if not {"amount", *COMPONENTS} & found.keys() and (fault := sum_fault(self.amount, parts)):
             found["amount"] = [fault]
         if self.amount_with_tax is not None and self.amount_without_tax is not None and self.tax is None:
             found["tax"] = ["must be given beside amountWithTax and amountWithoutTax"]

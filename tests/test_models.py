@@ -79,10 +79,7 @@ def test_the_sum_rule(model: type, base: dict[str, Any], parts: dict[str, int], 
     wants_tax = {"amount_without_tax", "amount_with_tax"} <= set(parts) and "tax" not in parts
     if wants_tax:
         expected.add("tax")
-    amount = sum(parts.values()) + off
-    if amount < 0:
-        expected = {"Amount"}  # no cents: the sum is not looked at
-    assert set(faults_of(model, **fields, amount=amount)) == expected
+    assert set(faults_of(model, **fields, amount=sum(parts.values()) + off)) == expected
     if parts and not wants_tax:
         assert model(**fields).amount == sum(parts.values())
 
@@ -223,6 +220,13 @@ def test_all_faults_at_once() -> None:
         "timeZone", "lat", "lng", "order", "byNickName",
     }  # fmt: skip
     assert len(faults["clientTransactionId"]) == 2
+
+
+@BOTH
+def test_a_missing_tax_is_named_beside_a_bad_part(model: type, base: dict[str, Any]) -> None:
+    """§2.1.4: a mixed charge without tax is at fault whatever else is; only a sum needs all its parts."""
+    parts = {"amount_without_tax": 100, "amount_with_tax": 100, "tax": None, "tip": -1, "amount": 999}
+    assert faults_of(model, **base | parts).keys() == {"tax", "tip"}
 
 
 # --- Nothing private

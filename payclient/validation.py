@@ -231,11 +231,9 @@ def store(*, required: bool = False) -> Declared:
 
 
 def url(*, required: bool = False) -> Declared:
-    """Declare an http or https address."""
-    check = _unless(
-        lambda value: value.lower().startswith(("https://", "http://")), "must be an http(s) address"
-    )
-    return text(check, quick='{0}[:8] == "https://"', required=required)
+    """Declare an http or https address, with a host."""
+    check = _unless(re.compile("(?i)https?://[^/?#]").match, "must be an http(s) address")
+    return text(check, quick='{0}[:8] == "https://" and {0}[8:9].isalnum()', required=required)
 
 
 def _form(expression: str, fault: str, **more: Any) -> Declared:

@@ -23,7 +23,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import check_type, is_personal, is_positive, read_regular
+from payclient.validation import check_type, is_personal, is_positive, read_regular, rules_of
 
 __all__ = [
     "DOCUMENT",
@@ -93,7 +93,12 @@ _is_name = _matches(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _is_path = _matches(r"/[A-Za-z0-9_./-]*")
 _states = _map_of(lambda word: isinstance(word, str), STATE_WORDS.__contains__)
 _codes = _map_of(_is_int, STATE_WORDS.__contains__)
-_request_fields = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
+_request_rules = rules_of(SaleRequest) | rules_of(PrepareRequest)
+
+
+def _is_field_of(kind: type) -> Callable[[object], bool]:
+    return lambda name: name in _request_rules and _request_rules[name].kind is kind
+
 
 LANGUAGE = _must(
     "be a language such as es, or a value of Accept-Language",
@@ -123,13 +128,13 @@ HOSTS = _must(
     _set_of(_matches(r"[\w.-]+|(?=.*:.*:)[0-9A-Fa-f:.]+")),
 )
 LENGTHS = _must(
-    "map fields of requests to positive integers",
-    _map_of(_request_fields.__contains__, lambda size: type(size) is int and size > 0),
+    "map texts of requests to positive integers",
+    _map_of(_is_field_of(str), lambda size: type(size) is int and size > 0),
 )
 RANGES = _must(
-    "map fields of requests to [smallest, largest]",
+    "map numbers of requests to [smallest, largest]",
     _map_of(
-        _request_fields.__contains__,
+        _is_field_of(int),
         lambda both: isinstance(both, tuple) and [*map(type, both)] == [int, int] and both[0] <= both[1],
     ),
 )

@@ -23,7 +23,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.validation import check_type, is_personal, is_positive, read_regular, rules_of
+from payclient.validation import check_type, is_personal, is_positive, read_regular, rules_of, to_service
 
 __all__ = [
     "DOCUMENT",
@@ -82,6 +82,13 @@ def _is_int(value: object) -> bool:
 
 def _set_of(good: Callable[[Any], object]) -> Callable[[object], bool]:
     return lambda values: isinstance(values, frozenset) and all(map(good, values))
+
+
+def _name_for(field: str) -> Validator:
+    """Make the validator of the service's name of a request's field, which is not that of another field."""
+    others = {to_service(name).lower() for name in _request_rules.keys() - {field}}
+    what = "be the name of a field, and of no other field of a request"
+    return _must(what, lambda name: _is_name(name) and name.lower() not in others)
 
 
 def _map_of(key: Callable[[Any], object], value: Callable[[Any], object]) -> Callable[[object], bool]:
@@ -331,11 +338,11 @@ class ServiceProfile:
     name: str = attrs.field(default="document", validator=_must("be a text", _is_text))
     base_url: str | None = _setting(_must("be an address", _is_text))
     message_language: str | None = _setting(LANGUAGE)
-    nick_name_flag: str | None = _setting(NAME)
+    nick_name_flag: str | None = _setting(_name_for("by_nick_name"))
     phone_optional_with_nick_name: bool = attrs.field(default=False, validator=BOOL)
-    language_field: str | None = _setting(NAME)
+    language_field: str | None = _setting(_name_for("language"))
     wallet_link_field: str | None = _setting(NAME)
-    response_url_field: str = attrs.field(default="responseUrl", validator=NAME)
+    response_url_field: str = attrs.field(default="responseUrl", validator=_name_for("response_url"))
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)

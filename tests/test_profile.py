@@ -115,8 +115,11 @@ WRONG: dict[str, list[Any]] = {
     "base_url": [*NO_TEXTS, ["https://pay.example"]],
     "message_language": [*NO_TEXTS, "es\r\nX: y", "a" * 200, "ñ"],
     "phone_optional_with_nick_name": ["yes", 1, None],
-    **dict.fromkeys(["nick_name_flag", "language_field", "wallet_link_field"], NO_NAMES),
-    "response_url_field": [*NO_NAMES, None],
+    "wallet_link_field": NO_NAMES,
+    # A field that has another meaning already: the flag would be lost, and the phone's owner charged.
+    "nick_name_flag": [*NO_NAMES, "nickName", "NickName", "amount"],
+    "language_field": [*NO_NAMES, "currency"],
+    "response_url_field": [*NO_NAMES, None, "cancellationUrl"],
     **dict.fromkeys(["form_window", "absent_after", "queries_per_minute"], NO_SECONDS),
     "sale_window": [*NO_SECONDS, None],
     **dict.fromkeys(["duplicate_codes", "uncertain_codes", "not_found_codes"], NO_CODES),

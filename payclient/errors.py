@@ -200,7 +200,7 @@ class StillPendingError(PayError, TimeoutError):
 
 
 class TrackerClosedError(PayError):
-    """The tracker was closed during the call; the ledger has the sale."""
+    """The tracker is not open, or was closed during the call. What was sent is in the ledger."""
 
 
 class AlreadyPaidError(PayError):

@@ -177,7 +177,7 @@ class SaleRequest(_Charge):
     - `client_user_id`: The merchant's own id of the customer.
     - `optional_parameter1`, `optional_parameter2`, `optional_parameter3`: Additional information.
     - `by_nick_name`: Charge `nick_name` instead of the phone; needs the flag's name from the profile.
-    - `nick_name`: Text; with `by_nick_name` only.
+    - `nick_name`: The user name that `by_nick_name` charges; without the flag the phone is charged.
     """
 
     phone_number: str | None = _private(rules.WALLET_PHONE)

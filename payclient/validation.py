@@ -393,6 +393,13 @@ class CheckedModel:
             errors = [field_fault(name, *descriptions) for name, descriptions in faults.items()]
             identifier = getattr(self, "client_transaction_id", None)
             raise InvalidRequestError(errors=errors, client_transaction_id=loggable_id(identifier))
+        self._keep_plain_texts()
+
+    def _keep_plain_texts(self) -> None:
+        """Replace texts of other classes: a member of an enum is sent as its value, and may format as its name."""
+        for name, rule in rules_of(type(self)).items():
+            if rule.kind is str and isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, str.__str__(value))
 
 
 def file_fault(path: str | os.PathLike[str]) -> str | None:

@@ -188,7 +188,8 @@ def status_request(
             "a query needs a transaction id, or status.by_client_transaction_id in the profile"
         )
     name, value, path = _by_one_id(profile, "status", transaction_id, client_transaction_id)
-    path = path.replace(f"{{{name}}}", quote(str(value), safe=""))
+    # A text of another class is sent by its value, so it is queried by its value, and not as it formats.
+    path = path.replace(f"{{{name}}}", quote(value if isinstance(value, str) else str(value), safe=""))
     return HttpRequest("GET", path, client_transaction_id=client_transaction_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import gzip
 import json
 import time
@@ -334,6 +335,27 @@ def test_an_id_that_could_be_taken_for_another_is_refused(identifier: str, words
     for good in ("caf\u00e9-17", "\u00c5-17", "orden 17", "...", "\u65e5\u672c", "a.b"):
         assert sale(good).client_transaction_id == good
         assert payclient.derive_id(good) != payclient.derive_id("order-17")
+
+
+class Order17(str, enum.Enum):  # noqa: UP042 - a StrEnum formats as its value
+    """A text that formats as its name, and not as its value."""
+
+    ID = "order-17"
+
+
+async def test_an_id_of_another_class_of_texts_is_queried_as_it_was_sent() -> None:
+    """Queried as `Order17.ID`, an executed sale would be "not found", proven absent, and sent again."""
+    service = FakeService()
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale(Order17.ID))
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+        assert f"{pending.client_transaction_id}" == "order-17"
+    async with payclient.PaySession(
+        "https://pay.example", "token", profile=PROFILE, transport=service
+    ) as session:
+        assert await session.status(client_transaction_id=Order17.ID) is not None
 
 
 # --- Caches

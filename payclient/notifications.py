@@ -228,5 +228,5 @@ def check_secret(secret: str | bytes) -> bytes:
 
 
 def _notification_key(client_transaction_id: str, secret: bytes) -> str:
-    text = f"payclient notification {client_transaction_id}".encode("utf-8", "replace")
+    text = ("payclient notification " + client_transaction_id).encode("utf-8", "replace")
     return base64.urlsafe_b64encode(hmac.digest(secret, text, hashlib.sha256)[:24]).decode()

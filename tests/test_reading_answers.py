@@ -356,6 +356,8 @@ async def test_an_id_of_another_class_of_texts_is_queried_as_it_was_sent() -> No
         "https://pay.example", "token", profile=PROFILE, transport=service
     ) as session:
         assert await session.status(client_transaction_id=Order17.ID) is not None
+    address = payclient.notification_url("https://shop.example/told", Order17.ID, "s" * 16)
+    assert address == payclient.notification_url("https://shop.example/told", "order-17", "s" * 16)
 
 
 # --- Caches

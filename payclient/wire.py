@@ -138,14 +138,8 @@ _R = TypeVar("_R", SaleRequest, PrepareRequest)
 
 def encode_sale(request: SaleRequest, profile: ServiceProfile) -> HttpRequest:
     """Encode a Sale (§2.2). Raises `InvalidRequestError` or `ConfigurationError` for what only the profile knows."""
-    if request.by_nick_name:
-        if profile.nick_name_flag is None:
-            raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
-        if not (request.phone_number or "").strip() and not profile.phone_optional_with_nick_name:
-            raise InvalidRequestError(
-                errors=[field_fault("phone_number", "must be given")],
-                client_transaction_id=request.client_transaction_id,
-            )
+    if request.by_nick_name and profile.nick_name_flag is None:
+        raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
     return _encode("/api/Sale", request, profile, _writers_of(profile)[0])
 
 
@@ -160,14 +154,18 @@ def _encode(
     path: str, request: _R, profile: ServiceProfile, write: Callable[[_R], dict[str, Any]]
 ) -> HttpRequest:
     # Raised here, where no local variable holds a value: error trackers show local variables.
-    if (profile.max_lengths or profile.ranges) and (faults := _limit_faults(request, profile)):
+    has_rules = profile.max_lengths or profile.ranges or getattr(request, "by_nick_name", False)
+    if has_rules and (faults := _profile_faults(request, profile)):
         raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
     return HttpRequest("POST", path, orjson.dumps(write(request)), None, request.client_transaction_id)
 
 
-def _limit_faults(request: SaleRequest | PrepareRequest, profile: ServiceProfile) -> list[ErrorDetail]:
-    """Find the values beyond the profile's lengths and ranges."""
+def _profile_faults(request: SaleRequest | PrepareRequest, profile: ServiceProfile) -> list[ErrorDetail]:
+    """Find a phone that the profile wants, and the values beyond its lengths and ranges."""
     faults = []
+    wants_phone = getattr(request, "by_nick_name", False) and not profile.phone_optional_with_nick_name
+    if wants_phone and not (request.phone_number or "").strip():
+        faults.append(field_fault("phone_number", "must be given"))
     for name, longest in profile.max_lengths.items():
         value = getattr(request, name, None)
         if isinstance(value, str) and len(value) > longest:

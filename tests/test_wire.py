@@ -136,6 +136,10 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
     )
     assert caught.value.client_transaction_id == "order-017"
     assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidRequestError) as caught:
+        nobody = sale(by_nick_name=True, nick_name="ana", phone_number=None, reference="a secret")
+        encode_sale(nobody, attrs.evolve(LIMITS, nick_name_flag="byNickName"))
+    assert [error.message for error in caught.value.errors] == ["phoneNumber", "reference"]
     # A value at its bound passes, and one left out is not checked.
     assert encoded(sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
     assert [encoded(minimal_prepare(tax=each), LIMITS)["amount"] for each in (100, 5000)] == [100, 5000]

@@ -113,6 +113,11 @@ LANGUAGE = _must(
 )
 BOOL = _must("be true or false", lambda value: type(value) is bool)
 NAME = _must("be the name of a field", _is_name)
+OTHER_NAME = _must(
+    "be the name of a field other than transaction_id_field",
+    lambda name, other: _is_name(name) and name.lower() != other.lower(),
+    "transaction_id_field",
+)
 PARAMETER = _must("be the name of a parameter", _is_name)
 PATH = _must("be a path", _is_path)
 SECONDS = _must("be a positive number of seconds", _is_seconds)
@@ -259,7 +264,7 @@ class ConfirmProfile:
     path: str = attrs.field(validator=PATH)
     #: The fields of its body.
     transaction_id_field: str = attrs.field(validator=NAME)
-    client_transaction_id_field: str = attrs.field(validator=NAME)
+    client_transaction_id_field: str = attrs.field(validator=OTHER_NAME)
     #: Seconds from the payment until it is reversed unless it was confirmed.
     window: float = attrs.field(validator=SECONDS)
 

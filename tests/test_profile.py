@@ -137,7 +137,9 @@ WRONG: dict[str, list[Any]] = {
     "status.by_transaction_id": no_patterns("transaction_id", "client_transaction_id"),
     "status.by_client_transaction_id": no_patterns("client_transaction_id", "transaction_id"),
     "confirm.path": [*NO_PATHS, None],
-    **{f"confirm.{name}": [*NO_NAMES, None] for name in ("transaction_id_field", "client_transaction_id_field")},
+    "confirm.transaction_id_field": [*NO_NAMES, None],
+    # The field of the other id: one of the two would be lost, and what is paid never confirmed.
+    "confirm.client_transaction_id_field": [*NO_NAMES, None, "id", "ID"],
     "confirm.window": [*NO_SECONDS, None],
     **dict.fromkeys(["cancel.by_transaction_id", "reverse.by_transaction_id"], NO_PATHS),
     "cancel.transaction_id_field": [*NO_NAMES, None],

@@ -106,7 +106,7 @@ def test_the_end_of_an_interpreter_keeps_the_exit_code_of_a_full_disk() -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("command", ["guide errors", "simulate --help", "charge --help --language es"])
+@pytest.mark.parametrize("command", ["guide errors", "simulate --help", "guide es/empezar"])
 def test_a_terminal_that_lacks_a_character_is_written_to(
     monkeypatch: pytest.MonkeyPatch, capfd: Said, command: str
 ) -> None:

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from payclient.cli import terminal
 from payclient.cli.configuration import Configuration
-from payclient.cli.texts import choose_language, language, language_option, reason, text
+from payclient.cli.texts import choose_language, language_option, reason, text
 from payclient.errors import PayError, RefusedError, TransportError
 
 #: The commands by name: the place of each one's function, the first sentence of its help, and an example.
@@ -22,16 +22,10 @@ COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
 
 def make_app(command: str | None) -> App:
     """Return the command line. Only this command's module is imported now; cyclopts imports others when needed."""
-    formatter = None
-    if language() != "en":
-        from payclient.cli.help import Help
-
-        formatter = Help()
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
         help_format="markdown" if command else "plaintext",  # importing Markdown is slow
-        help_formatter=formatter,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
         exit_on_error=False,
@@ -77,7 +71,7 @@ def make_app(command: str | None) -> App:
 
 
 def _example(name: str) -> str:
-    return text("help.example", command=f"payclient {name} {COMMANDS[name]['example']}".strip())
+    return f"Example: payclient {name} {COMMANDS[name]['example']}".strip()
 
 
 def run(arguments: Sequence[str]) -> int:

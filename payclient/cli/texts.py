@@ -18,7 +18,7 @@ _language_index: ContextVar[int] = ContextVar("language", default=0)
 
 
 def language_option(arguments: Sequence[str]) -> str | None:
-    """Return the value of --language, if it is given. Errors and help need it before cyclopts reads the options."""
+    """Return the value of --language, if it is given. Errors need it before cyclopts reads the options."""
     given = re.search("\0--language[=\0](en|es)\0", "\0".join(("", *arguments, "")))
     return given and given[1]
 
@@ -61,7 +61,7 @@ def text(key: str, /, **values: object) -> str:
 
 
 def sentence(english: str) -> str:
-    """Return a sentence or a name of the code, such as an option's help, in this run's language."""
+    """Return a sentence or a name of the code, such as a column's, in this run's language."""
     return english if _language_index.get() == 0 else str(table()["sentence"].get(english, english))
 
 

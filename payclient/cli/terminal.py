@@ -263,8 +263,7 @@ def iso(when: float | None) -> str | None:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        words = printable(reason(record.getMessage()))
-        err.print(f"[yellow]{sentence(record.levelname.lower())}:[/] {words}")
+        err.print(f"[yellow]{record.levelname.lower()}:[/] {printable(record.getMessage())}")
 
 
 def show_warnings() -> None:

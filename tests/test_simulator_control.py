@@ -27,6 +27,7 @@ from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.simulator import SCENARIOS, Answers, Fault, Settings, Simulator, SimulatorThread
 from payclient.simulator.control_api import OPERATIONS, READ, openapi
+from payclient.simulator.messages import say
 from simulated import TYPED, Client, Merchant, client_of, merchant, prepare_of, sale_of, until
 
 __all__ = ["merchant"]
@@ -252,8 +253,8 @@ async def test_time_passes_and_a_restart_keeps_all(client: Client, call: Any, se
     await until(lambda: [entry.text for entry in service.log].count("stopped") == 2)
 
 
-async def test_the_page_makes_samples_without_a_token_and_chooses_scenarios() -> None:
-    """Each scenario says in a line what it is; what is refused is told in the service's words."""
+async def test_samples_are_made_without_a_token_and_scenarios_chosen() -> None:
+    """What is refused is told in the service's words; the reasons of a decline say what they mean."""
     async with client_of(token="secret") as client:
         call, service = client.control, client.service
         assert (await call("create_sale", body=sale_of()))[1]["transaction_id"] == 1001
@@ -263,8 +264,7 @@ async def test_the_page_makes_samples_without_a_token_and_chooses_scenarios() ->
         _, overview = await call("overview")
         assert [sale["transaction_id"] for sale in overview["pending"]] == [1001]
         assert set(overview["forms"][0]["links"]) == {"wallet", "card"}
-        _, choices = await call("choices")
-        assert choices["scenarios"] == {name: one.meaning for name, one in SCENARIOS.items()}
+        assert (await call("reasons"))[1]["fraud"] == say("fraud", "en")
         assert (await call("use_scenario", name="flaky-gateway"))[0] == 200
         chosen = SCENARIOS["flaky-gateway"]
         assert (service.faults.chances, service.answers) == (chosen.chances, chosen.answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -95,7 +95,7 @@ async def test_pushes_on_the_phone(tab: Page, service: Simulator) -> None:
         await second.wait_for(state="detached")
         await page.locator(".push", has_text="order-4").get_by_role("button", name="Do not answer").click()
         await page.get_by_text("Left unanswered").wait_for()
-        await page.get_by_role("button", name="5 minutes pass").click()
+        await service.advance(300)
         await page.locator(".push").first.wait_for(state="detached")
     assert [sale.how for sale in service.sales.values()] == ["approved", "rejected", "expired", "expired"]
     assert service.sales[1004].ignored
@@ -160,7 +160,7 @@ CONTRAST = """() => {
 
 
 async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
-    """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
+    """At a contrast of 4.5 or more: the page, a form, and the access-denied page."""
     sell(service, 1)
     sell(service, 2)
     service.fail_next(Fault("html", operation="status"))
@@ -170,29 +170,17 @@ async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
         link = page.get_by_role("link", name="Open by card")
         await link.wait_for()
         address = f"{service.url}{await link.get_attribute('href')}"
-        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
         for url, referrer in ((None, None), (address, f"{service.url}/"), (address, None)):
             if url is not None:
                 await page.goto(url, referer=referrer)
-            for scheme in schemes:
-                await page.emulate_media(color_scheme=scheme)
-                dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-                texts, least, text = await page.evaluate(CONTRAST)
-                assert dark is (scheme == "dark")
-                assert texts > 3
-                assert least >= 4.5, (url, scheme, text)
-        await page.emulate_media(color_scheme="light")
+            texts, least, text = await page.evaluate(CONTRAST)
+            assert texts > 3
+            assert least >= 4.5, (url, text)
 
 
-async def test_customers_and_faults_are_chosen_on_the_page(tab: Page, service: Simulator) -> None:
-    """The next Sale meets the fault, and the log shows what it was; the page outlives a restart of the service."""
+async def test_the_page_outlives_a_restart(tab: Page, service: Simulator) -> None:
+    """What was pending is there again, and a sample charge is sent from the page."""
     async with page_of(tab, service) as page:
-        await page.get_by_label("Customers").select_option("by-hand")
-        await page.locator("#log").get_by_text("scenario by-hand").wait_for()
-        await page.get_by_label("Next fault").select_option("latency")
-        await page.get_by_role("button", name="Let it happen").click()
-        await page.locator("#log").get_by_text("next sale: latency").wait_for()
-        assert service.faults.script == [(Fault("latency"), 1)]
         await page.get_by_role("button", name="Send a sample charge").click()
         await page.locator(".push").wait_for()
         assert service.counts.created == 1

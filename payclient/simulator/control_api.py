@@ -31,7 +31,7 @@ _FIELDS: Final = {
 }
 #: The operations that only read, and answer GET as well.
 READ: Final = (
-    *_FIELDS, "counts", "created_per_client_id", "collected_per_client_id", "log", "choices", "overview",
+    *_FIELDS, "counts", "created_per_client_id", "collected_per_client_id", "log", "reasons", "overview",
 )  # fmt: skip
 #: All operations that another process has.
 OPERATIONS: Final = (

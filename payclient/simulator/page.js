@@ -4,7 +4,6 @@
 const KEPT = 200;
 const SHOPS = [["Café Central", 1150], ["Librería Sur", 2490], ["Taxi 42", 375], ["Farmacia Norte", 1899]];
 const HOW = { approved: "good", paid: "good", rejected: "bad", declined: "bad" };
-const COUNTS = ["created", "approved", "rejected", "expired", "refused", "forms_paid", "notifications_sent"];
 
 let lastEntry = 0;
 let cards = new Map();
@@ -155,14 +154,6 @@ function logRow(entry) {
   );
 }
 
-function showCounts(counts) {
-  const pairs = COUNTS.map((name) => [name.replace("_", " ").replace(" sent", ""), counts[name]]);
-  list("counts", pairs, ([name, count]) => make("div", "", make("dt", "", name), make("dd", "", count)));
-  const twice = Object.keys(counts.duplicates);
-  $("twice").hidden = twice.length === 0;
-  $("twice").textContent = `Charged more than once: ${twice.join(", ")}`;
-}
-
 async function refresh() {
   const state = await call("overview");
   $("time").textContent = timeOf(state.time);
@@ -171,7 +162,6 @@ async function refresh() {
   list("decided", state.decided, decidedRow);
   $("no-forms").hidden = state.forms.length > 0;
   list("forms", state.forms, formRow);
-  showCounts(state.counts);
   tick();
   return state;
 }
@@ -208,28 +198,12 @@ function sample(more) {
 
 const sampleSale = (number) => ({ phoneNumber: `09${String(number).padStart(8, "0")}`, countryCode: "593" });
 const sampleForm = () => ({ responseUrl: `${location.origin}/`, cancellationUrl: `${location.origin}/` });
-const say = (select) => ($("says").textContent = select.selectedOptions[0].dataset.says || "");
 
 async function fill() {
-  const choices = await call("choices");
-  for (const [id, texts] of [["scenario", { "as started": "", ...choices.scenarios }], ["fault", choices.faults]]) {
-    for (const [name, says] of Object.entries(texts)) {
-      const option = make("option", "", name);
-      option.dataset.says = says;
-      $(id).append(option);
-    }
-    $(id).addEventListener("change", (event) => say(event.target));
-  }
-  $("reason").append(...Object.entries(choices.reasons).map(([name, says]) => new Option(says, name)));
-  $("scenario").addEventListener("change", (event) => {
-    if (event.target.value !== "as started") call("use_scenario", { name: event.target.value });
-  });
-  say($("fault"));
+  $("reason").append(...Object.entries(await call("reasons")).map(([name, says]) => new Option(says, name)));
 }
 
 const act = (id, action) => $(id).addEventListener("click", () => action().then(refresh));
-act("arm", () => call("fail_next", { fault: { kind: $("fault").value } }));
-act("pass", () => call("advance", { seconds: 300 }));
 act("sample-sale", () => call("create_sale", { body: sample(sampleSale) }));
 act("sample-form", () => call("create_form", { body: sample(sampleForm) }));
 $("address").textContent = `${location.origin}/api/Sale`;

@@ -14,13 +14,13 @@ from yarl import URL
 from .books import Books
 from .clock import JumpClock, sleep
 from .control_api import control_routes
-from .faults import KINDS, Fault, Faults
+from .faults import Fault, Faults
 from .form_pages import form_routes
 from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
 from .notifications import Notifications
 from .routes import Route, json_reply
-from .scenarios import SCENARIOS, Answers, scenario
+from .scenarios import Answers, scenario
 from .settings import Settings
 from .transactions import METHODS, Form, LogEntry, Sale, Transaction
 
@@ -235,13 +235,9 @@ class Simulator(Books):
         }
 
     @property
-    def choices(self) -> dict[str, dict[str, str]]:
-        """The names of scenarios, of kinds of faults and of reasons of a decline, with what each means."""
-        return {
-            "scenarios": {name: one.meaning for name, one in SCENARIOS.items()},
-            "faults": {name: kind.meaning for name, kind in KINDS.items()},
-            "reasons": {reason: say(reason, "en") for reason in REASONS},
-        }
+    def reasons(self) -> dict[str, str]:
+        """The names of reasons of a decline, with what each means."""
+        return {reason: say(reason, "en") for reason in REASONS}
 
     # The customers
 

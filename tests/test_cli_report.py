@@ -64,7 +64,7 @@ SPANISH = [
 def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path, charge: Charge) -> None:
     """Its delimiter, its decimal mark, a byte order mark for a spreadsheet; its lines and the columns to keep."""
     file = spanish(tmp_path / "c.csv", "Begoña", "Íñigo", prefix="own")
-    options = [*SPANISH, "--ignore", "correo", "--keep", "Nombre"]
+    options = [*SPANISH, "--ignore-rest", "--keep", "Nombre"]
     ran = charge(willing, file, *options)
     raw = (tmp_path / "report.csv").read_bytes()
     assert raw.startswith(b"\xef\xbb\xbfclient_transaction_id;line;Nombre;")
@@ -221,7 +221,7 @@ def test_no_phone_and_no_address_is_in_what_a_run_leaves(
 ) -> None:
     """Unless it was asked for, not even of rows that are left out."""
     file, page = spanish(tmp_path / "c.csv", "Ana", prefix="shy", bad=True), tmp_path / "r.html"
-    more = ["--ignore", "correo", "--keep", "nombre", "--html", str(page)]
+    more = ["--ignore-rest", "--keep", "nombre", "--html", str(page)]
     assert charge(willing, file, *SPANISH, *more, "--skip-bad", str(tmp_path / "bad.csv")).code == 0
     for path in (tmp_path / "report.csv", page):
         text = path.read_text(encoding="utf-8-sig")
@@ -237,7 +237,7 @@ def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
     """They are of another column now: what was paid would be charged again. Another amount is another charge."""
     rows = [row | {"invoice": f"o-{name}-{n}"} for n, row in enumerate(rows_of(f"by-{name}", 3))]
     options = ["--report", str(tmp_path / name), "--ignore-rest"]
-    by_invoice = [*options, "--key", "invoice", "--ignore", "client_transaction_id"]
+    by_invoice = [*options, "--key", "invoice"]
     assert charge(willing, rows, *options).code == 0
     before, report = willing.counts(), (tmp_path / name).read_bytes()
     ran = charge(willing, rows, *by_invoice)

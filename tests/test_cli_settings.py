@@ -200,7 +200,7 @@ def test_statement_section(shop: Path, tmp_path: Path, monkeypatch: pytest.Monke
     capfd.readouterr()
     assert main(["reconcile", "shop/estado.csv"]) == 0
     assert (shop / "diferencias.csv").exists()
-    for name in ("key", "yes", "statement", "ignore"):
+    for name in ("key", "yes", "statement", "ignore_rest"):
         (shop / "payclient.toml").write_text(f"[reconcile]\n{name} = 'clave'\n")
         assert main(["reconcile", "shop/estado.csv"]) == 2
         assert f"{name}: a setting must be one of" in capfd.readouterr().err

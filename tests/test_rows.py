@@ -118,7 +118,7 @@ def test_another_column_is_the_key(read: Read, column: str) -> None:
         (f"{HEADER}\n\n,,,,,\n", {}, "has no rows"),
         (f"{GOOD}\n{GOOD}\n", {}, "is the header missing"),
         (HEADER.replace("currency", "curency") + f"\n{GOOD}\n", {}, "unknown column curency; there is no column"),
-        (f"{HEADER},phone,fax\n{GOOD},1,2\n", {}, r"unknown column phone, fax \(leave it out by --ignore"),
+        (f"{HEADER},phone,fax\n{GOOD},1,2\n", {}, r"unknown column phone, fax \(leave all such columns"),
         (f"{HEADER},0991112223\n{GOOD},1\n", {}, "column 7 has no known name"),
         (f"{HEADER},PhoneNumber\n{GOOD},1\n", {}, "unknown column PhoneNumber"),
         (f"{HEADER},phoneNumber\n{GOOD},1\n", {}, "phone_number is there twice"),
@@ -231,7 +231,7 @@ def test_a_cell_that_took_in_other_rows_is_an_error(read: Read) -> None:
         f'"1, 2, 3,\n4, 5, 6, 7",{GOOD}4',
         f'"Calle 4{",x" * GOOD.count(",")}, Loja\nEcuador",{GOOD}5',
     ]
-    file = read("\n".join(rows), ignore=("name",))
+    file = read("\n".join(rows), ignore_rest=True)
     assert [each.client_transaction_id for each in file.requests] == ["order-14", "order-15"]
     (error,) = errors_of(file)
     assert error == "line 2: has a cell that holds other lines: is a quote not closed?"
@@ -355,14 +355,14 @@ def test_constants_fill_every_row(read: Read) -> None:
 
 
 def test_mapped_and_ignored_columns(read: Read) -> None:
-    """A mapped name needs neither accents nor capitals; a column that is not known is refused unless it is ignored."""
+    """A mapped name needs neither accents nor capitals; one of no known name is refused unless all such are."""
     text = "Teléfono;pais;cur;tip;Clave;nota interna\n0991112223;593;USD;5;a;x\n"
     columns = {"phone_number": "telefono", "country_code": "PAIS", "currency": "cur", KEY: "clave"}
     with pytest.raises(InvalidRequestError, match="column 6 has no known name"):
         read(text, columns=columns)
-    assert the_request(read(text, columns=columns, ignore=("nota interna",))).phone_number == "0991112223"
+    assert the_request(read(text, columns=columns, ignore_rest=True)).phone_number == "0991112223"
     row = {"telefono": "1", "pais": "593", "cur": "USD", "tip": 5, "clave": "a", "x": 1}
-    assert read(json_lines(row), "r.jsonl", columns=columns, ignore=("x",)).requests
+    assert read(json_lines(row), "r.jsonl", columns=columns, ignore_rest=True).requests
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def sheet(path: Path, *rows: list[Any], **sheets: list[list[Any]]) -> Path:
 
 SHEET = ["clave", "telefono", "amount_without_tax", "tip", "nota"]
 TYPED = form(
-    columns={KEY: "clave", "phone_number": "telefono"}, constants=FIXED, ignore=("nota",),
+    columns={KEY: "clave", "phone_number": "telefono"}, constants=FIXED, keep=("nota",),
     amounts="decimal",
 )  # fmt: skip
 
@@ -553,7 +553,7 @@ def test_typed_cells_need_neither_encoding_nor_decimal_mark(tmp_path: Path) -> N
         tmp_path / "cobros.xlsx", SHEET, ["Ñ-1", "0984111222", 1250.5, None, datetime.date(2026, 1, 2)],
         [None, None, None, None, None], [1002, "0984111223", 0.1 + 0.2, 1], ["k-3", "0984111224", "1.250,50", 10.505],
     )  # fmt: skip
-    file = read_file(path, attrs.evolve(TYPED, map=(*TYPED.map, "reference=nota"), ignore=()))
+    file = read_file(path, attrs.evolve(TYPED, map=(*TYPED.map, "reference=nota"), keep=()))
     assert [request.reference for request in file.requests] == ["2026-01-02", None]
     assert [(row.line, row.key, row.request and row.request.amount) for row in file.rows] == [
         (2, "Ñ-1", 125050), (4, "1002", 130), (5, "k-3", None)
@@ -654,11 +654,11 @@ def test_a_spreadsheet_that_only_calamine_reads_is_refused(
 
 
 def test_a_name_that_is_broken_over_lines_is_given_in_one(tmp_path: Path) -> None:
-    """As a spreadsheet's narrow columns have it; nobody types a line break behind --map or --ignore."""
+    """As a spreadsheet's narrow columns have it; nobody types a line break behind --map."""
     names = ["clave", "Teléfono\ncelular", "Valor \n  USD", "Nombre\ncompleto"]
     path = sheet(tmp_path / "a.xlsx", names, ["k", "0984111222", 5, "Ana"])
     columns = {KEY: "clave", "phone_number": "telefono celular", "amount_without_tax": "Valor USD"}
-    named = form(columns=columns, constants=FIXED, amounts="decimal", ignore=("Nombre completo",))
+    named = form(columns=columns, constants=FIXED, amounts="decimal", ignore_rest=True)
     assert [request.amount for request in read_file(path, named).requests] == [500]
     text = '"Cobros\r\nde marzo;\r\n"Teléfono\r\ncelular";"Valor\r\nUSD";clave\r\n0984111222;5,00;k\r\n;5,00;l\r\n'
     (saved := tmp_path / "a.csv").write_bytes(text.encode())

@@ -18,7 +18,7 @@ NAME = "payclient.toml"
 #: The settings of every command, and those of `charge`. A person's consent, such as --yes, is never read from a file.
 SHARED = frozenset({"base_url", "profile", "token_file", "ledger"})
 SETTINGS = SHARED | {
-    "key", "map", "set", "ignore", "ignore_rest", "sheet", "header_row", "delimiter", "encoding", "amounts",
+    "key", "map", "set", "ignore_rest", "sheet", "header_row", "delimiter", "encoding", "amounts",
     "decimal_mark", "keep", "report", "report_delimiter", "report_decimal_mark", "html", "rate",
     "max_in_flight", "max_pending", "wait", "retry",
 }  # fmt: skip

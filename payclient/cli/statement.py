@@ -62,7 +62,6 @@ class StatementOptions(Layout):
     currency: str | None = None
     """The currency of all lines, where there is no such column."""
     ignore_rest: Annotated[bool, Parameter(parse=False)] = True
-    ignore: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
 
     FIELDS = frozenset({KEY, "transaction_id", "amount", "currency", "state"})
 

@@ -89,8 +89,6 @@ class Layout:
     """Pass over all columns of no known name."""
     map: tuple[str, ...] = ()
     """FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."""
-    ignore: tuple[str, ...] = ()
-    """A column to pass over. Repeatable."""
 
     FIELDS: ClassVar[frozenset[str]]
 
@@ -131,7 +129,7 @@ class Layout:
             for field, column in self.columns.items()
             if plain(name) == plain(column) or (own and own == self.field_of(column))
         ]
-        if own and own not in self.columns and name not in self.ignore and fields in ([], [KEY]):
+        if own and own not in self.columns and fields in ([], [KEY]):
             fields.append(own)
         return fields
 
@@ -182,14 +180,14 @@ class Columns:
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.columns[KEY]} | self.by_field(self.names)
         others = [(n, name) for n, name in enumerate(self.names, 1) if not self.fields[n - 1]]
-        kept, ignored = {*map(plain, form.keep)}, {*map(plain, form.ignore)}
+        kept = {*map(plain, form.keep)}
         #: Columns that are neither read nor kept.
         self.unread: list[str] = [name for _, name in others if name and plain(name) not in kept]
         #: Faults of the names.
         self.faults: list[str] = [
             _unknown(name, n, form)
             for n, name in others
-            if not (form.ignore_rest or name in ("", FAULT) or plain(name) in ignored | kept)
+            if not (form.ignore_rest or name in ("", FAULT) or plain(name) in kept)
         ]
         for field, count in sorted(self.known.items()):
             if count > 1:
@@ -227,7 +225,7 @@ class Columns:
         if faults := [*self.faults, *mapped, *order, *lacking]:
             what = "; ".join(faults).replace("; unknown column ", ", ")
             if faults[-1].startswith("unknown column"):
-                what += " (leave it out by --ignore or --ignore-rest)"
+                what += " (leave all such columns out by --ignore-rest)"
             raise InvalidRequestError(f"line {line}: {what}")
 
     def _shown_names(self) -> Iterator[str]:

@@ -163,9 +163,8 @@ def test_anothers_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ('token = "geheim-17"', "a token must not stand here"),
         ('[batch.rent]\nPAYCLIENT_TOKEN = "geheim-17"', "a token must not"),
-        ('[reconcile]\ntoken = "geheim-17"', "a token must not stand here"),
         ('leger = "sqlite:a.db"', "leger: a setting must be one of"), ("batch = 5", "must have a section [batch.NAME]"),
-        ("batch.rent = 5", "must have a section [batch.NAME]"), ("reconcile = 5", "must have a section [reconcile]"),
+        ("batch.rent = 5", "must have a section [batch.NAME]"),
         ("map = [5]", "--map: must be FIELD=COLUMN"), ("map = 5", "--map: must be FIELD=COLUMN"),
         ("amounts = ", "must be TOML in UTF-8"), ('profile = ["a.toml"]', "cannot be read"),
         ('amounts = "euros"', "euros"), ("yes = true", "yes: a setting must be"),
@@ -184,26 +183,6 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, content: str | None, sa
     assert said in err
     assert "geheim" not in err
     assert err.count("\n") == 1
-
-
-def test_statement_section(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
-    """Beside the statement; a column of charges is none of a statement."""
-    (shop / "rent.csv").write_text("clave;telefono;valor;casa\nbank-1;0977000002;25,00;A\n")
-    monkeypatch.chdir(tmp_path)
-    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--yes", "--new-ledger"]) == 0
-    with (shop / "payclient.toml").open("a") as file:
-        file.write(
-            '[reconcile]\nmap = { client_transaction_id = "Referencia", amount = "Monto" }\namounts = "cents"\n'
-            'report = "diferencias.csv"\n'
-        )
-    (shop / "estado.csv").write_text("Referencia;Monto\nbank-1;2500\n")
-    capfd.readouterr()
-    assert main(["reconcile", "shop/estado.csv"]) == 0
-    assert (shop / "diferencias.csv").exists()
-    for name in ("key", "yes", "statement", "ignore_rest"):
-        (shop / "payclient.toml").write_text(f"[reconcile]\n{name} = 'clave'\n")
-        assert main(["reconcile", "shop/estado.csv"]) == 2
-        assert f"{name}: a setting must be one of" in capfd.readouterr().err
 
 
 def test_every_setting_is_an_option_of_charge(capfd: Said) -> None:

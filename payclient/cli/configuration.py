@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Configuration:
         options = {_plain(each.name[2:]): each for each in known}
         _drop_empty_variables(options.values())
         path = self._find(commands[0], arguments)
-        values = {} if path is None else self._read(path, commands[0], options.keys())
+        values = {} if path is None else self._read(path, commands[0])
         for name in _PAIRS & options.keys():
             option = options[name]
             for pair in _others(values.get(name, ()), [token.value for token in option.tokens]):
@@ -84,27 +84,24 @@ class Configuration:
             )
         return found
 
-    def _read(self, path: Path, command: str, options: Collection[str]) -> dict[str, Any]:
+    def _read(self, path: Path, command: str) -> dict[str, Any]:
         """Return what a file sets for a command, as values of options."""
         table = _parse(path)
-        batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
-        if not isinstance(reconcile, dict):
-            raise _lacks_section(path, "reconcile")
+        batches = table.pop("batch", {})
         are_tables = isinstance(batches, dict) and all(isinstance(each, dict) for each in batches.values())
         if not are_tables or self.batch not in (None, *batches):
-            raise _lacks_section(path, f"batch.{self.batch or 'NAME'}")
-        shared = _read_section(path, table, SETTINGS)
-        sections = {name: _read_section(path, each, SETTINGS) for name, each in batches.items()}
+            raise ConfigurationError(
+                f"{path}: must have a section [batch.{self.batch or 'NAME'}]; nothing was sent"
+            )
+        shared = _read_section(path, table)
+        sections = {name: _read_section(path, each) for name, each in batches.items()}
         batch = sections.get(self.batch or "", {})
         for name in _PAIRS & shared.keys() & batch.keys():
             batch[name] = _others(shared[name], batch[name]) + batch[name]
         values = shared | batch
         if command not in ("charge", "doctor"):
             values = {name: value for name, value in values.items() if name in SHARED}
-        # Only `reconcile` itself has its options at hand.
-        known = {*options} - {"yes"} if command == "reconcile" else None
-        section = _read_section(path, reconcile, known)
-        return values if known is None else values | section
+        return values
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -114,10 +111,6 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
-
-
-def _lacks_section(path: Path, name: str) -> ConfigurationError:
-    return ConfigurationError(f"{path}: must have a section [{name}]; nothing was sent")
 
 
 def _drop_empty_variables(options: Iterable[Argument]) -> None:
@@ -155,8 +148,8 @@ def _field(pair: object) -> str:
     return from_service(str(pair).partition("=")[0])
 
 
-def _read_section(path: Path, section: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
-    """Return a section by plain names, as values of options. `known`: the settings; None: they are not checked.
+def _read_section(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section by plain names, as values of options.
 
     Raises `ConfigurationError` for a token, and for a setting that is not known.
     """
@@ -167,8 +160,8 @@ def _read_section(path: Path, section: Mapping[str, Any], known: Collection[str]
                 f"{path}: a token must not stand here, where it is copied and shared: write it to a file of its "
                 "own, name that by token_file, and revoke this one; nothing was sent"
             )
-        if known is not None and name not in known:
-            settings = ", ".join(sorted(known))
+        if name not in SETTINGS:
+            settings = ", ".join(sorted(SETTINGS))
             raise ConfigurationError(f"{path}: {name}: a setting must be one of {settings}; nothing was sent")
     return {name: _option(path.parent, name, value) for name, value in values.items()}
 

@@ -390,7 +390,7 @@ def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None
     sheet.active.row_dimensions[3].hidden = True  # a filter hides it, and the statement lists it all the same
     sheet.save(tmp_path / "s.xlsx")
     report = tmp_path / "r.jsonl"
-    options = ["--currency", "USD", "--amounts", "decimal", "--report", str(report)]
+    options = ["--amounts", "decimal", "--report", str(report)]
     assert main(["reconcile", str(tmp_path / "s.xlsx"), *options]) == 3
     rows = {row["client_transaction_id"]: row for row in map(json.loads, report.read_text().splitlines())}
     assert rows["rent-1"]["class"] == "given back there"

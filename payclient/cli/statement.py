@@ -59,8 +59,6 @@ class StatementOptions(Layout):
     """A word of the column state that means paid, beside Aceptado and the profile's. Repeatable."""
     returned: tuple[str, ...] = ()
     """A word of the column state that means given back, as an amount less than 0 does. Repeatable."""
-    currency: str | None = None
-    """The currency of all lines, where there is no such column."""
     ignore_rest: Annotated[bool, Parameter(parse=False)] = True
 
     FIELDS = frozenset({KEY, "transaction_id", "amount", "currency", "state"})
@@ -100,7 +98,7 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
             if sign is None:
                 others[word if SHOWABLE.fullmatch(word) else "?"] += 1
             try:
-                entries.append(_entry(line, row, mark, sign, options.currency))
+                entries.append(_entry(line, row, mark, sign))
             except CellError as error:
                 faults.append(RowError(line, None, str(error)))
         if faults:
@@ -171,15 +169,13 @@ def _mark(file: Records, options: StatementOptions, amounts: Sequence[Any]) -> s
     return options.decimal_mark or find_mark(texts)
 
 
-def _entry(
-    line: int, row: Mapping[str, Any], mark: str | None, sign: int | None, currency: str | None
-) -> Entry:
+def _entry(line: int, row: Mapping[str, Any], mark: str | None, sign: int | None) -> Entry:
     """Return the payment of a line; of one whose state is not known (None) the ids only. Raises `CellError`."""
     names = (name for name in (KEY, "transaction_id") if row.get(name))
     ids = {name: escape_text(str(read_cell(row[name], KEY, mark)).strip()) for name in names}
     number, cents = ids.get("transaction_id", ""), 0
     is_number = _NUMBER.fullmatch(number) is not None
-    currency = escape_text(str(row.get("currency") or "").strip()) or currency
+    currency = escape_text(str(row.get("currency") or "").strip()) or None
     if sign is not None:
         amount, negative = _unsigned(row.get("amount", ""))
         if not ids:

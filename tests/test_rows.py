@@ -228,11 +228,10 @@ def test_a_cell_that_took_in_other_rows_is_an_error(read: Read) -> None:
         f'"Ana,{GOOD}',
         f"Luz,{GOOD}2",
         f'Sol 4",{GOOD}3',
-        f'"1, 2, 3,\n4, 5, 6, 7",{GOOD}4',
-        f'"Calle 4{",x" * GOOD.count(",")}, Loja\nEcuador",{GOOD}5',
+        f'"Calle 4, Loja\nEcuador",{GOOD}4',
     ]
     file = read("\n".join(rows), ignore_rest=True)
-    assert [each.client_transaction_id for each in file.requests] == ["order-14", "order-15"]
+    assert [each.client_transaction_id for each in file.requests] == ["order-14"]
     (error,) = errors_of(file)
     assert error == "line 2: has a cell that holds other lines: is a quote not closed?"
 

@@ -50,9 +50,6 @@ _SWALLOWED = "has a cell that holds other lines: is a quote not closed?"
 #: A number, perhaps with the sign of a currency.
 _AMOUNT = re.compile(r"\D{0,4}[0-9][0-9.,]*\D{0,4}")
 
-#: An amount or a phone, which may be parted by blanks and dashes.
-_FIGURES = re.compile(r"\D{0,4}[0-9][0-9., ()-]*\D{0,4}")
-
 HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden by --skip-bad"
 
 _NAMES = {
@@ -237,14 +234,12 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     table = io.StringIO("\n".join(lines[begin - 1 :]), newline="")
     reader = csv.reader(table, delimiter=delimiter, strict=True)
     next(reader)
-    numbers = _places(names, form, AMOUNTS | {"phone_number"})
     rows: list[Row] = []
     while True:
         line = reader.line_num + begin
         try:
             cells = next(reader)
-            is_wrong = _has_swallowed(cells, delimiter, numbers)
-            rows.append(Row(line, names, cells, _SWALLOWED if is_wrong else None))
+            rows.append(Row(line, names, cells, _SWALLOWED if _has_swallowed(cells, delimiter) else None))
         except StopIteration:
             break
         except csv.Error:
@@ -262,23 +257,11 @@ def _read_csv(text: str, form: Layout, codec: str) -> Records:
     )
 
 
-def _has_swallowed(cells: Sequence[str], delimiter: str, numbers: Sequence[int]) -> bool:
-    """Return whether a cell has as many delimiters in each of its lines as the end, and the begin, of rows have.
-
-    An address may have as many. Then it has no number where a row has one, in the columns `numbers`.
-    """
-    for place, cell in [(place, each) for place, each in enumerate(cells) if "\n" in each]:
-        lines = [(0, line.split(delimiter)) for line in cell.split("\n")]
-        lines[0] = place, lines[0][1]
-        ends = [begin + len(texts) for begin, texts in lines]
-        if ends == [*[len(cells)] * (len(lines) - 1), place + 1]:
-            found = (
-                [texts[each - begin] for each in numbers if begin <= each < end]
-                for (begin, texts), end in zip(lines, ends, strict=True)
-            )
-            if all(not texts or any(map(_FIGURES.fullmatch, texts)) for texts in found):
-                return True
-    return False
+def _has_swallowed(cells: Sequence[str], delimiter: str) -> bool:
+    """Return whether a cell over several lines has as many delimiters as its lines would have as rows."""
+    return any(
+        "\n" in each and each.count(delimiter) == each.count("\n") * (len(cells) - 1) for each in cells
+    )
 
 
 def _header_cells(lines: Sequence[str], delimiter: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The options that describe a file, and the meaning of the names of its columns."""
 
 # No `from __future__ import annotations`: cyclopts could not look up the types of inherited options.
-import codecs
 import re
 import unicodedata
 from collections import Counter
@@ -32,8 +31,6 @@ INTEGERS = AMOUNTS | {"time_zone"}
 #: A name that cannot be a person's data.
 SHOWABLE = re.compile(r"[^\W\d_][\w.-]{0,63}")
 
-_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
-
 
 @lru_cache(1000)
 def plain(name: str) -> str:
@@ -52,7 +49,7 @@ def pair_of(option: str, text: str, rule: str) -> tuple[str, str]:
 
 def delimiter_of(given: str | None) -> str | None:
     """Return the character that an option means by its name, such as tab. Raises `ConfigurationError` for others."""
-    found = given and _DELIMITERS.get(given, given)
+    found = "\t" if given == "tab" else given
     if found is not None and (len(found) != 1 or found in '"\r\n\0'):
         raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
     return found
@@ -60,8 +57,7 @@ def delimiter_of(given: str | None) -> str | None:
 
 def _is_encoding(name: str) -> bool:
     try:
-        found = codecs.lookup(name).name
-        return found.startswith("utf-16") or '"\n\r,;\t'.encode(found) == b'"\n\r,;\t'
+        return '"\n\r,;\t'.encode(name) == b'"\n\r,;\t'
     except (LookupError, ValueError, TypeError):
         return False
 
@@ -80,7 +76,7 @@ class Layout:
     delimiter: str | None = attrs.field(default=None, converter=delimiter_of)
     """Between columns: , ; tab or another character. Default: found."""
     encoding: str | None = None
-    """Such as utf-8, cp1252 or utf-16. Default: found."""
+    """Such as utf-8 or cp1252. Default: found."""
     amounts: Literal["cents", "decimal"] | None = None
     """Whole cents (1050), or units with decimals (10.50). Default: decimal where an amount has a mark."""
     decimal_mark: Literal[",", "."] | None = None
@@ -94,7 +90,7 @@ class Layout:
 
     def __attrs_post_init__(self) -> None:
         if self.encoding is not None and not _is_encoding(self.encoding):
-            raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
+            raise ConfigurationError("the encoding must be one such as utf-8 or cp1252")
         _ = self.columns  # raises where `map` is wrong
 
     @cached_property

@@ -30,14 +30,12 @@ MAX_HEADER = 50
 #: Lines over which the names of a header may be broken.
 MAX_BROKEN = 5
 
-_CSV, SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
-
-_BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+SHEETS = (".xlsx", ".ods")
 
 #: Bytes that no Windows-1252 text has between letters, but for the apostrophe, ordinals and the middle dot. Other code
 #: pages have their accents there. A library that detects the likeliest code page would guess.
 _FOREIGN = re.compile(
-    rb"[\x81\x8D\x8F\x90\x9D]"
+    rb"[\x00\x81\x8D\x8F\x90\x9D]"
     rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
 )
 
@@ -54,7 +52,7 @@ HIDDEN = "is hidden, by a filter perhaps: show it, or leave out what is hidden b
 
 _NAMES = {
     ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
-    "utf-8": "UTF-8", "utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252",
+    "utf-8": "UTF-8", "utf-8-sig": "UTF-8", "cp1252": "Windows-1252",
 }  # fmt: skip
 
 
@@ -126,8 +124,8 @@ def named(path: Path) -> Iterator[None]:
 def read_records(path: Path, form: Layout) -> Records:
     """Read a whole file. Raises `InvalidRequestError` for one that cannot be read, without its name."""
     kind = path.suffix.lower()
-    if kind not in (*_CSV, *SHEETS, *_JSONL):
-        raise InvalidRequestError("a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl")
+    if kind not in (".csv", *SHEETS, ".jsonl"):
+        raise InvalidRequestError("a file of charges must end in .csv, .xlsx, .ods or .jsonl")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")
@@ -143,7 +141,7 @@ def read_records(path: Path, form: Layout) -> Records:
                 f"cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
             ) from None
     codec, text = _decode(raw, form.encoding)
-    if kind in _CSV:
+    if kind == ".csv":
         return _read_csv(text, form, codec)
     if form.amounts == "decimal":
         raise InvalidRequestError("the amounts of JSONL must be whole cents: leave --amounts out")
@@ -157,7 +155,7 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
     The encoding is that of the byte order mark; else the one of the option; else UTF-8, if all bytes are valid; else
     Windows-1252, if no byte contradicts it.
     """
-    codec = next((codec for mark, codec in _BOMS.items() if raw.startswith(mark)), given)
+    codec = "utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else given
     if codec is None:
         codec = "utf-8"
         try:
@@ -169,7 +167,7 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
                     "is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
                 ) from None
     codec = codecs.lookup(codec).name
-    return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
+    return codec, raw.decode(codec, "surrogateescape")
 
 
 def _find_header(table: Sequence[Sequence[Any]], form: Layout) -> tuple[int, tuple[int, int]]:

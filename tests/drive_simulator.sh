@@ -17,7 +17,7 @@ sale() {  # client transaction id, phone
 }
 control() { curl -sS "$url/_simulator/$1" -H 'Content-Type: application/json' -d "$2"; }
 state() { curl -sS "$url/api/Sale/client/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
-count() { curl -sS "$url/_simulator/counts" | field "$1"; }
+count() { control counts '{}' | field "$1"; }
 say() { echo "$1: $2"; }
 
 id=$(sale order-1 0984111201 | field transactionId)

@@ -139,7 +139,7 @@ async def prepared(service: Simulator) -> payclient.PrepareResult:
         return await session.prepare(
             payclient.PrepareRequest(
                 amount_without_tax=1150, currency="USD", client_transaction_id="cart-1", store_id="S1",
-                response_url=f"{service.url}/_simulator/counts", cancellation_url=f"{service.url}/_simulator/forms",
+                response_url=f"{service.url}/paid", cancellation_url=f"{service.url}/closed",
                 phone_number="+593984111222", email="ann@shop.example", document_id="0102030405",
             )
         )  # fmt: skip

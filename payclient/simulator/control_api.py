@@ -29,13 +29,10 @@ _FIELDS: Final = {
     "forms": "Every prepared payment, oldest first.",
     "faults": "The faults to come, and how often each kind of fault has happened.",
 }
-#: The operations that only read, and answer GET as well.
-READ: Final = (
-    *_FIELDS, "counts", "created_per_client_id", "collected_per_client_id", "log", "reasons", "overview",
-)  # fmt: skip
 #: All operations that another process has.
 OPERATIONS: Final = (
-    *READ, "read_log", "notifications_done", "approve", "reject", "ignore", "forge", "open_form", "pay", "cancel_form",
+    *_FIELDS, "counts", "created_per_client_id", "collected_per_client_id", "log", "reasons", "overview", "read_log",
+    "notifications_done", "approve", "reject", "ignore", "forge", "open_form", "pay", "cancel_form",
     "create_sale", "create_form", "fail_next", "fail_by_chance", "clear_faults", "use_scenario", "use_accounts",
     "change_settings", "set_time_of_day", "advance", "restart",
 )  # fmt: skip
@@ -85,7 +82,7 @@ async def _answer(service: Any, request: web.BaseRequest, match: Mapping[str, st
 async def _operate(service: Any, request: web.BaseRequest, operation: str) -> web.Response:
     if operation not in OPERATIONS:
         raise web.HTTPNotFound
-    if request.method == "GET" and operation not in READ:
+    if request.method == "GET":
         raise web.HTTPMethodNotAllowed("GET", ["POST"])
     try:
         arguments = orjson.loads(await request.read() or b"{}")
@@ -214,10 +211,7 @@ def openapi(service: type) -> dict[str, object]:
         common = {"description": description, "summary": summary, "responses": responses}
         schema = arguments_of(service, name)
         body = {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}
-        verbs = {"post": {**common, "operationId": f"post_{name}", "requestBody": body}}
-        if name in READ:
-            verbs["get"] = {**common, "operationId": f"get_{name}"}
-        paths[f"/_simulator/{name}"] = verbs
+        paths[f"/_simulator/{name}"] = {"post": {**common, "operationId": name, "requestBody": body}}
     title = {"title": "Control of the payment simulator", "version": "1"}
     info = {**title, "description": inspect.getdoc(service)}
     return {"openapi": "3.1.0", "info": info, "paths": paths}

@@ -74,10 +74,6 @@ def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[
     said = [("the header Referrer-Policy", word) for word in sent[-1:]]
     said += [("<meta name=referrer>", word) for word in seen.metas]
     found = list[Finding]()
-    if (parts := urlsplit(url)).scheme != "https":
-        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        hint = " (this machine's: for development only)" if local else ". Serve it by https."
-        found.append(Finding(local, f"the page is plain http: the registered domain is an https one{hint}"))
     if not said:
         found.append(Finding(True, f"no referrer policy is set: browsers then take {BROWSER_DEFAULT}"))
     for where, word in said:

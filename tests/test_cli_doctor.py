@@ -245,10 +245,10 @@ def test_the_gaps_of_a_profile() -> None:
     """Each name that is missing, with the call that will raise; a whole profile has none."""
     texts = [line.text for line in check_profile(DOCUMENT)]
     raising = "confirm, returned, cancel, reverse, nick_name_flag, language_field"
-    for name in ("[status]", "link_hosts", raising):
+    for name in ("[status]", raising):
         assert any(text.startswith(f"no {name}") for text in texts)
     whole = attrs.evolve(
-        find_profile("payphone"), link_hosts=frozenset({"p"}), wallet_link_field="payWithX", queries_per_minute=30,
+        find_profile("payphone"), wallet_link_field="payWithX", queries_per_minute=30,
     )  # fmt: skip
     assert [line.text for line in check_profile(whole) if line.level != "ok"] == []
     status = {"by_transaction_id": "/s/{transaction_id}", "state_field": "s", "states": {"A": "Aceptado"}}

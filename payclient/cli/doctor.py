@@ -214,9 +214,5 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
             yield Check("gap", text("doctor.no_words", states=", ".join(missing)))
         if status.by_transaction_id and status.by_client_transaction_id and not missing:
             yield Check("ok", text("doctor.by_both"))
-        if status.by_client_transaction_id and not profile.not_found_codes:
-            yield Check("note", text("doctor.no_not_found"))
-    if profile.link_hosts is None:
-        yield Check("note", text("doctor.no_hosts"))
     if unset := [name for name in _NEEDED if getattr(profile, name) is None]:
         yield Check("note", text("doctor.unset", names=", ".join(unset)))

@@ -229,9 +229,7 @@ class LedgerError(PayError):
 
 
 class LedgerInUseError(LedgerError):
-    """Another process owns this ledger file. `owner` is its process id, where the lock file has it."""
-
-    owner: int | None = None
+    """Another process owns this ledger file."""
 
 
 class LedgerUnavailableError(LedgerError):

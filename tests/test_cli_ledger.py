@@ -518,7 +518,7 @@ asyncio.run(main())
 
 
 def test_a_ledger_in_use(book: Book, capfd: Said) -> None:
-    """While another process has it, it is read all the same; what changes it says in one line which process has it."""
+    """While another process has it, it is read all the same; what changes it says in one line what to do."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, book.url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
@@ -533,7 +533,7 @@ def test_a_ledger_in_use(book: Book, capfd: Said) -> None:
         ):
             assert main(["ledger", *change, "--yes"]) == 2
             said = capfd.readouterr().err.splitlines()[-1]
-            assert f"process {holder.pid} has it open: stop that process first; nothing was changed" in said
+            assert "another process has it open: stop it first; nothing was changed" in said
             assert "worker" not in said
         holder.communicate(b"")
     assert holder.returncode == 0

@@ -44,10 +44,9 @@ async def opened(url: str | None, *, changes: bool = False) -> AsyncIterator[Led
         # A ledger made here would make a mistyped address look like an empty ledger.
         async with aclosing(await open_ledger(_given(url), create=False, read_only=not changes)) as book:
             yield book
-    except LedgerInUseError as error:
-        who = "another process" if error.owner is None else f"process {error.owner}"
+    except LedgerInUseError:
         raise LedgerInUseError(
-            f"the ledger must be closed for this, and {who} has it open: stop that process first; nothing was changed. "
+            "the ledger must be closed for this, and another process has it open: stop it first; nothing was changed. "
             "To look at it meanwhile use `payclient ledger list` or `show`; to try this out, a copy by `payclient "
             "ledger backup`"
         ) from None

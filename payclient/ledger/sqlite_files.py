@@ -136,9 +136,9 @@ def _identity_of(file: str) -> tuple[int, int]:
 #: The errors of `flock` where a file system has no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
-#: The locks that this process holds: the device and the inode of each file, and the file itself. A fork waits until
-#: nobody is opening a ledger (`sqlite`), so that it finds here each lock file that is open.
-_held: dict[tuple[int, int], int] = {}
+#: The files of the locks that this process holds. A fork waits until nobody is opening a ledger (`sqlite`), so that it
+#: finds here each lock file that is open.
+_held: set[int] = set()
 
 
 def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
@@ -151,7 +151,6 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     undo.callback(os.close, file)
     status = os.fstat(file)
-    identity = status.st_dev, status.st_ino
     if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError(f"the ledger's lock must be a regular file, and {path} is not one")
     if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
@@ -159,44 +158,24 @@ def _own(path: str, owner: int | None, undo: ExitStack) -> tuple[int, int]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fault: PayError = _in_use(file, is_ours=identity in _held)
+        fault: PayError = LedgerInUseError(
+            "the ledger is in use by another process, or was opened by this one before; several processes, such as "
+            'the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
+        )
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
         fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
     else:
-        _held[identity] = file
-        undo.callback(_held.pop, identity)
-        # Read by a process that finds the lock taken; the lock itself is `flock` alone.
-        with suppress(OSError):
-            os.ftruncate(file, 0)
-            os.pwrite(file, b"%d\n" % os.getpid(), 0)
-        return identity
+        _held.add(file)
+        undo.callback(_held.discard, file)
+        return status.st_dev, status.st_ino
     raise fault
-
-
-def _in_use(file: int, *, is_ours: bool) -> LedgerInUseError:
-    """Return the error that names the process whose id the lock file has."""
-    written = os.pread(file, 20, 0).strip()
-    owner = int(written) if written.isdigit() else None
-    if is_ours:
-        who = "this process, which opened it before"
-    elif owner in (None, os.getpid()):
-        # Not written yet; or of a process in another container, which has the same id there.
-        owner, who = None, "another process"
-    else:
-        who = f"process {owner}"
-    fault = LedgerInUseError(
-        f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
-        'PostgreSQL ledger: ledger="postgresql://..."'
-    )
-    fault.owner = owner
-    return fault
 
 
 def _drop_in_child() -> None:
     """Close the copies that a child inherited: they would hold the lock after its parent's end."""
-    for file in _held.values():
+    for file in _held:
         os.close(file)
     _held.clear()
 

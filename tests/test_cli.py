@@ -120,7 +120,6 @@ FORM = (
         ("follow --base-url http://127.0.0.1:1", "give --ledger"),
         ("follow --base-url http://127.0.0.1:1 --ledger memory: --since -1", "--since"),
         ("simulate --port 0 --answers approve=2", "approve"),
-        ("simulate --port 0 --delay 0", "delay"),
         ("simulate --port 99999", "--port"),
         ("simulate --port 0 --host 127..0.1", "--host, --port: cannot listen"),
         ("simulate --port 0 --account shop", "--account"),

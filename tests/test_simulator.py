@@ -157,7 +157,6 @@ async def test_the_crowd_answers_on_the_clock(merchant: Merchant, clock: ManualC
 def test_a_wrong_crowd_says_what_is_wrong(text: str, fault: str) -> None:
     """The command line's form names the chances; what is left out is 0."""
     assert Answers.parse("approve=0.7, reject=0.2,ignore=0.1") == Answers(approve=0.7, reject=0.2, ignore=0.1)
-    assert Answers.parse("approve=1", seed=3) == Answers(approve=1, reject=0, ignore=0, seed=3)
     with pytest.raises(ValueError, match="delay"):
         Answers(delay=(0.0, 1.0))
     with pytest.raises(ValueError, match=fault):

@@ -392,7 +392,7 @@ def test_a_ready_file_is_no_pipe_and_no_device(tmp_path: Path, capfd: pytest.Cap
 async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Merchant) -> None:
     """Accounts, CORS, stores, the least amount and the names of a notification, of a service in another process."""
     options = [
-        "--profile", "payphone", "--time-of-day", "19:59", "--answers", "approve=1", "--delay", "0.1",
+        "--profile", "payphone", "--time-of-day", "19:59", "--answers", "approve=1",
         "--account", "one=first", "--account", "two=second", "--set", "least_amount=100", "--set", "cors=true",
         "--set", "stores=S1,S2", "--set", "notification_names=id,clientTransactionId",
     ]  # fmt: skip
@@ -406,6 +406,7 @@ async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Mer
             status, error = await client.control("create_sale", body=sale_of(2, storeId="S3"))
             assert (status, error["errorCode"]) == (409, 100)
             number = (await client.sell(sale_of(responseUrl=merchant.url), **first))[1]["transactionId"]
+            await client.control("advance", seconds=290)  # half of the customers answer within 20 s
             await until(lambda: merchant.received)
             ids = [("id", str(number)), ("clientTransactionId", "order-1")]
             assert merchant.received == [("GET", ids, None)]

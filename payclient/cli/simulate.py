@@ -46,7 +46,6 @@ def simulate(
     ] = "everyday",
     answers: str | None = None,
     seed: Annotated[int, Whole] = 0,
-    delay: Annotated[float | None, Number] = None,
     sale_window: Annotated[float | None, Number] = None,
     form_window: Annotated[float | None, Number] = None,
     set_: tuple[str, ...] = (),
@@ -61,7 +60,6 @@ def simulate(
     :param account: NAME=TOKEN, for each account: each token finds its own account's sales only.
     :param answers: What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.
     :param seed: Another seed, other answers and other faults.
-    :param delay: Seconds within which half of the customers answer.
     :param sale_window: Seconds until a push expires. Default: the profile's.
     :param form_window: Seconds that a form link lives. Default: the profile's.
     :param set_: NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB,
@@ -87,9 +85,8 @@ def simulate(
             simulator.answers = Answers.parse(answers)
         if time_of_day is not None:
             simulator.set_time_of_day(time_of_day)
-        if (crowd := simulator.answers) is not None:
-            pace = crowd.delay if delay is None else (delay, 0.6)
-            simulator.answers = attrs.evolve(crowd, delay=pace, seed=seed)
+        if simulator.answers is not None:
+            simulator.answers = attrs.evolve(simulator.answers, seed=seed)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     simulator.faults.seed = seed

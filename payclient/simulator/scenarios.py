@@ -43,7 +43,7 @@ class Answers:
             raise ValueError("delay must be a median above 0 and a sigma of at least 0")
 
     @classmethod
-    def parse(cls, text: str, *, delay: Delay = (20.0, 0.6), seed: int = 0) -> "Answers":
+    def parse(cls, text: str, *, delay: Delay = (20.0, 0.6)) -> "Answers":
         """Read "approve=0.8,reject=0.1,ignore=0.1"; a name left out is 0."""
         chances: dict[str, Any] = dict.fromkeys(_CHANCES, 0.0)
         for part in text.split(","):
@@ -54,7 +54,7 @@ class Answers:
                 chances[name] = float(number)
             except ValueError:
                 raise ValueError(f"{name} must be a number, not {number!r}") from None
-        return cls(**chances, delay=delay, seed=seed)
+        return cls(**chances, delay=delay)
 
     def draw(self, client_transaction_id: str) -> tuple[Answer, float, Reason | None]:
         """Return the answer to this sale's push, the seconds until it is given, and the bank's reason."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import stat
@@ -221,30 +220,9 @@ async def test_a_backup_beside_writes(tmp_path: Path) -> None:
     assert len((await held(tmp_path / "charges.db"))[1]) == 150
 
 
-def no_links(source: str, target: str) -> None:
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-
-async def test_a_backup_to_a_usb_stick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without hard links, as FAT or a Windows share, takes it as well, whole and alone."""
-    monkeypatch.setattr(os, "link", no_links)
-    path, copy = tmp_path / "charges.db", tmp_path / "stick" / "copy.db"
-    copy.parent.mkdir()
-    async with opened(f"sqlite:{path}") as ledger:
-        await filled(ledger, range(3))
-        await backup_ledger(f"sqlite:{path}", copy)
-    assert os.listdir(copy.parent) == ["copy.db"]
-    assert await held(copy) == await held(path)
-
-
-@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link", "the ledger"])
-async def test_a_backup_goes_over_nothing(
-    tmp_path: Path, kind: str, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backup_goes_over_nothing(tmp_path: Path, kind: str) -> None:
     """What has the name already stays as it is, and nothing is left beside it."""
-    if not links:
-        monkeypatch.setattr(os, "link", no_links)
     path, copy = tmp_path / "charges.db", tmp_path / "copy.db"
     await (await open_ledger(f"sqlite:{path}")).aclose()
     if kind == "file":

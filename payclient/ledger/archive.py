@@ -55,7 +55,9 @@ def back_up(source: str, target: str) -> None:
             os.close(os.open(unfinished, os.O_CREAT | os.O_RDWR, 0o600))
             _copy(connection, unfinished)
             _sync(unfinished)
-            _name(unfinished, target)
+            # Takes the name, or fails; a rename alone would go over another file.
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.replace(unfinished, target)
         _sync(folder)
     except FileExistsError:
         fault = ConfigurationError(
@@ -66,17 +68,6 @@ def back_up(source: str, target: str) -> None:
     else:
         return
     raise fault  # outside the `except`, so that no `__context__` is kept
-
-
-def _name(unfinished: str, target: str) -> None:
-    """Give a file its name. Raises `FileExistsError` where the name is taken."""
-    try:
-        os.link(unfinished, target)  # fails then, as a rename does not
-    except FileExistsError:
-        raise
-    except OSError:  # no hard links there, as on a USB stick: take the name by an empty file first
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        os.replace(unfinished, target)
 
 
 def _copy(source: sqlite3.Connection, target: str) -> None:

@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 
 from payclient.cli import terminal
 from payclient.cli.configuration import Configuration
-from payclient.cli.texts import choose_language, language_option, reason, text
+from payclient.cli.texts import choose_language, language_option, reason
 from payclient.errors import PayError, RefusedError, TransportError
 
 #: The commands by name: the place of each one's function, the first sentence of its help, and an example.
@@ -87,10 +87,9 @@ def run(arguments: Sequence[str]) -> int:
         known = {name.split()[0] for name in COMMANDS}
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
-        words = str(error)
-        if isinstance(error, UnusedCliTokensError):
-            words = text("help.unused", words=" ".join(error.unused_tokens or ()))
-        terminal.complain(reason(terminal.without_password(words)))
+        words = terminal.without_password(str(error))
+        # cyclopts says in English what is wrong with a command line, as `--help` says what is right.
+        terminal.complain(reason(words) if isinstance(error, PayError) else words)
         return 3 if isinstance(error, RefusedError) else 4 if isinstance(error, TransportError) else 2
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))

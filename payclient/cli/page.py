@@ -51,7 +51,7 @@ def _templates() -> "Environment":
     )
     jinja.globals.update(text=text, name=sentence, word=label, counted=counted, reason=reason)
     jinja.globals.update(listed=LISTED, reload=RELOAD, labels=LABELS, paid_word=paid_word, language=language)
-    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, written=_written)
+    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money)
     return jinja
 
 
@@ -112,12 +112,8 @@ def _money(totals: Mapping[str, int]) -> list[str]:
     return [sanitize_text(each) for each in sums(totals)]
 
 
-def _written(number: str) -> str:
-    """Return a number with the language's decimal mark."""
-    return number if language() == "en" else number.replace(".", ",")
-
-
 def _span(seconds: float) -> str:
     if seconds < 10:
-        return _written(f"{seconds:.1f}".removesuffix(".0")) + " s"
+        tenths = f"{seconds:.1f}".removesuffix(".0")
+        return f"{tenths if language() == 'en' else tenths.replace('.', ',')} s"
     return duration(round(seconds)).replace(" min 0 s", " min")

@@ -3,7 +3,7 @@
 
 const KEPT = 200;
 const SHOPS = [["Café Central", 1150], ["Librería Sur", 2490], ["Taxi 42", 375], ["Farmacia Norte", 1899]];
-const HOW = { approved: "good", paid: "good", rejected: "bad", declined: "bad" };
+const HOW = { paid: "good", declined: "bad" };
 
 let lastEntry = 0;
 let cards = new Map();
@@ -77,13 +77,11 @@ function pushCard(sale) {
     make("p", "store", sale.store_id || "Merchant"),
     make("p", "amount", money(sale)),
     make("div", "left", make("span", "", sale.client_transaction_id), make("span", "clock")),
-    make("div", "track", make("div", "")),
     make(
       "div",
       "buttons",
       button("Reject", "", () => answer("reject", { reason: $("reason").value || null })),
       button("Approve", "primary", () => answer("approve")),
-      button("Do not answer", "ignore", () => answer("ignore")),
     ),
   );
   return card;
@@ -94,9 +92,7 @@ function showPushes(state) {
   const seen = new Map();
   for (const sale of state.pending) {
     const card = cards.get(sale.transaction_id)?.card || pushCard(sale);
-    if (sale.ignored) find(card, ".ignore").replaceChildren("Left unanswered");
-    find(card, ".ignore").disabled ||= sale.ignored;
-    seen.set(sale.transaction_id, { card, endsAt: now + (sale.expires_at - state.time) * 1000, window: state.sale_window * 1000 });
+    seen.set(sale.transaction_id, { card, endsAt: now + (sale.expires_at - state.time) * 1000 });
   }
   for (const [id, { card }] of cards) if (!seen.has(id)) card.remove();
   let before = $("pushes").firstElementChild;
@@ -113,17 +109,9 @@ function showPushes(state) {
 
 function tick() {
   const now = performance.now();
-  for (const { card, endsAt, window } of cards.values()) {
-    const left = Math.max(0, endsAt - now);
-    find(card, ".clock").textContent = minutes(left / 1000);
-    find(card, ".track div").style.width = `${(100 * left) / window}%`;
-    card.classList.toggle("soon", left < window / 5);
+  for (const { card, endsAt } of cards.values()) {
+    find(card, ".clock").textContent = minutes(Math.max(0, endsAt - now) / 1000);
   }
-}
-
-function decidedRow(sale) {
-  const id = make("span", "id", sale.client_transaction_id);
-  return make("li", "", make("span", "", sale.store_id || "Merchant"), make("span", "money", money(sale)), id, markOf(sale));
 }
 
 // --- Beside it
@@ -148,7 +136,7 @@ function logRow(entry) {
     "li",
     "",
     make("time", "", timeOf(entry.at, { second: "2-digit" })),
-    make("span", `kind ${entry.kind}`, entry.kind),
+    make("span", "kind", entry.kind),
     make("div", "text", `${entry.text} `, make("span", "", ids.join(" · "))),
     end,
   );
@@ -158,8 +146,6 @@ async function refresh() {
   const state = await call("overview");
   $("time").textContent = timeOf(state.time);
   showPushes(state);
-  $("earlier").hidden = state.decided.length === 0;
-  list("decided", state.decided, decidedRow);
   $("no-forms").hidden = state.forms.length > 0;
   list("forms", state.forms, formRow);
   tick();

@@ -222,15 +222,13 @@ class Simulator(Books):
     def overview(self) -> dict[str, object]:
         """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
         self.timetable.run_due()
-        newest = list(self.sales.values())[::-1]
+        pending = (sale.as_json() for sale in reversed(self.sales.values()) if sale.how is None)
         forms = list(self.forms.values())[-_SHOWN:][::-1]
         return {
             "time": self.clock.time(),
-            "sale_window": self.settings.sale_window,
             "log": self.last_entry,
             "counts": asdict(self.counts),
-            "pending": list(islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)),
-            "decided": list(islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)),
+            "pending": list(islice(pending, _SHOWN)),
             "forms": [{**form.as_json(), "links": self._live_links(form)} for form in forms],
         }
 

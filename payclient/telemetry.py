@@ -26,7 +26,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -66,8 +65,8 @@ def instrument(
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
-) -> Callable[[], None]:
-    """Make spans and metrics of a tracker from now on; what this returns ends it.
+) -> None:
+    """Make spans and metrics of a tracker from now on.
 
     The providers are the global ones unless given. A `payclient.sync` tracker is opened. Raises `ConfigurationError`
     where `opentelemetry-api` is not installed.
@@ -84,20 +83,10 @@ def instrument(
     session, asks, clock = tracker._poller.session, tracker._poller.asks, tracker._poller.clock
     tracer = trace.get_tracer("payclient", tracer_provider=tracer_provider)
     meter = metrics.get_meter("payclient", meter_provider=meter_provider)
-    hooks = (
-        _Hook(session, "on_exchange", _exchange_recorder(tracer, meter, session.base_url)),
-        _Hook(asks, "on_change", _change_recorder(tracer, meter, clock)),
-    )
+    session.on_exchange = _before(session.on_exchange, _exchange_recorder(tracer, meter, session.base_url))
+    asks.on_change = _before(asks.on_change, _change_recorder(tracer, meter, clock))
     _observed[:] = [*(each for each in _observed if not each[1].closed), (meter_provider, asks)]
     _make_gauges(meter, meter_provider)
-
-    def stop() -> None:
-        for hook in hooks:
-            hook.stop()
-        with suppress(ValueError):  # another tracker's start has removed what is closed
-            _observed.remove((meter_provider, asks))
-
-    return stop
 
 
 def _exchange_recorder(tracer: OtelTracer, meter: Meter, base_url: str) -> Callable[[Exchange], None]:
@@ -238,26 +227,16 @@ def _present(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-class _Hook:
-    """A function that is called before the one that an attribute of `owner` has, from now on until it is stopped."""
+def _before(earlier: Callable[..., object] | None, record: Callable[..., object]) -> Callable[..., None]:
+    """Return a function that records, and then calls the one that was there."""
 
-    def __init__(self, owner: Any, name: str, record: Callable[..., object]) -> None:
-        self.is_on = True
-        self._owner, self._name, self._record = owner, name, record
-        self._earlier: Callable[..., object] | None = getattr(owner, name)
-        setattr(owner, name, self)
+    def call(*args: object) -> None:
+        try:
+            record(*args)
+        # A span processor's fault must not end the follow-up.
+        except (Exception, asyncio.CancelledError) as error:
+            log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
+        if earlier is not None:
+            earlier(*args)
 
-    def __call__(self, *args: object) -> None:
-        if self.is_on:
-            try:
-                self._record(*args)
-            # A span processor's fault must not end the follow-up.
-            except (Exception, asyncio.CancelledError) as error:
-                log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
-        if self._earlier is not None:
-            self._earlier(*args)
-
-    def stop(self) -> None:
-        self.is_on = False
-        if getattr(self._owner, self._name) is self:
-            setattr(self._owner, self._name, self._earlier)
+    return call

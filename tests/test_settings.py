@@ -153,7 +153,6 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "before": lambda tracker, _, wrong: archive_ledger("sqlite:charges.db", wrong, "archive.jsonl"),
     "link": lambda tracker, _, wrong: redirect_page(wrong),
     "status_url": lambda _, pending, wrong: waiting_page(pending, wrong),
-    "amount": lambda _, pending, wrong: waiting_page(pending, "/status", amount=wrong),
     "tracker of instrument": lambda tracker, _, wrong: instrument(wrong),
 }
 

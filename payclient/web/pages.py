@@ -227,7 +227,6 @@ def waiting_page(
     status_url: str,
     language: Language = "es",
     *,
-    amount: str = "",
     cancel_url: str | None = None,
     assets: str | None = None,
 ) -> Page:
@@ -235,11 +234,10 @@ def waiting_page(
 
     Answer it while `is_waiting(sale)`, on the route that answers the outcome afterwards. `status_url` is the route
     that answers `sale_status(sale)` as JSON, on the same origin (`order_routes` has it). For a payment form the page
-    says that the payment is being confirmed. `amount` is a text, shown as it is. `cancel_url` is a page of the shop's
-    for a wrong number or another way to pay. `assets` is `order_routes`' address of style and script, for sites whose
-    own Content-Security-Policy forbids what is inline. Raises `ConfigurationError`.
+    says that the payment is being confirmed. `cancel_url` is a page of the shop's for a wrong number or another way to
+    pay. `assets` is `order_routes`' address of style and script, for sites whose own Content-Security-Policy forbids
+    what is inline. Raises `ConfigurationError`.
     """
-    check_type("amount", amount, str)
     texts = texts_of(language)
     seconds = f"{sale.remaining:.0f}"
     minutes, rest = divmod(int(seconds), 60)
@@ -255,7 +253,6 @@ def waiting_page(
 <div id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
 data-seconds="{seconds}"><h1>{texts[sale.kind]}</h1>
 <p id="offline" hidden>{texts["offline"]}</p></div>
-{f'<p class="amount">{escape(amount)}</p>' if amount else ""}
 <p>{texts[f"{sale.kind}_how"]}</p>
 {left if sale.kind == "sale" else ""}
 <p class="soft">{texts["stay"]}</p>

@@ -197,7 +197,6 @@ def check_site(url: str) -> Iterator[Check]:
     policy = answer.headers.get("Content-Security-Policy", "")
     if "-src" in policy and "'unsafe-inline'" not in policy:
         yield Check("note", text("doctor.policy"))
-    yield Check("note", text("doctor.referrer"))
 
 
 def check_profile(profile: ServiceProfile) -> Iterator[Check]:

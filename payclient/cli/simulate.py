@@ -135,7 +135,6 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "Invalid argument")
         raise ConfigurationError(f"--host, --port: cannot listen: {why}") from None
-    terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))
 
 
 def settings_of(profile: ServiceProfile) -> Settings:

@@ -24,6 +24,7 @@ from fake_service import (
     error_of,
     events_of,
     form,
+    held_by,
     hint,
     outcome_of,
     paid,
@@ -482,7 +483,7 @@ async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) 
     async with tracking(service, profile=profile) as tracker:
         service.clock.call_at(1.0, service.decide, "Aceptado", 1000)
         assert (await tracker.reverse(await paid(service, tracker))).paid is not False
-        await collected_by(tracker, "cart")
+        await held_by(tracker, "cart")
         await service.clock.advance(700)
         there = await pending_of(tracker)
         assert (there.outcome.paid, there.transaction_id) == (True, 1000)
@@ -503,7 +504,10 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
         assert (outcome.state, outcome.paid, pending.state) == (State.REVERSING, None, State.REVERSING)
         assert (await tracker.cancel(pending)).state is State.REVERSING
         assert pending.remaining == pytest.approx(60.0)  # twice the total time-out
-        await collected_by(tracker, "cart")
+        # It may have been given back by now: nobody calls its purchase paid, or free.
+        assert (await held_by(tracker, "cart")).until == pending.expires_at
+        purchase = await tracker.purchase("cart")
+        assert (purchase.paid, purchase.held_until) == (None, pending.expires_at)
         if not done:
             await service.clock.advance(10)
             assert (await pending.check()).state is State.REVERSING

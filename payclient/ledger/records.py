@@ -255,7 +255,7 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
     """Return the one of its purchase's asks that denies this one its permit, a paid one first."""
     mine = new.client_transaction_id
     held = [each for each in asks if each.client_transaction_id != mine and holds_purchase(each, new)]
-    return max(held, key=lambda each: (each.state in PAID, each.created_at), default=None)
+    return max(held, key=lambda each: (each.state is State.ACCEPTED, each.created_at), default=None)
 
 
 # The rule for the attempts of one client transaction id; number n stands at n - 1

@@ -9,7 +9,7 @@ import attrs
 
 from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
 from payclient.ledger.records import may_be_paid, purchase_holder
-from payclient.lifecycle import PAID, Record, State
+from payclient.lifecycle import Record, State
 from payclient.tracking.followup import customer_acted
 from payclient.tracking.outcomes import Outcome
 from payclient.validation import blank_fault, id_fault, text_fault
@@ -27,8 +27,8 @@ class Purchase:
     - `key`: The name that the merchant gave it.
     - `asks`: One outcome for each client transaction id of an ask, the oldest first.
     - `held_until`: Until when, about, an open ask keeps another one from being sent, in UTC seconds since the epoch.
-      Open is a push request, or a form whose links may still be paid, also where its customer closed it. None: another
-      ask may be sent now, or the purchase is paid.
+      Open is a push request, a payment that is being given back, or a form whose links may still be paid, also where
+      its customer closed it. None: another ask may be sent now, or the purchase is paid.
     """
 
     key: str
@@ -104,7 +104,7 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
     """Return until when another ask of the purchase is refused because one is open."""
     another = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
     holder = find_holder(poller, records, another)
-    return None if holder is None or holder.state in PAID else _open_until(poller, holder)
+    return None if holder is None or holder.state is State.ACCEPTED else _open_until(poller, holder)
 
 
 def _open_until(poller: Poller, holder: Record) -> float:
@@ -120,7 +120,7 @@ def _open_until(poller: Poller, holder: Record) -> float:
 def refusal_of(poller: Poller, holder: Record) -> PayError:
     """Return the error that names the ask of the purchase that is paid or open, and query an open one once more."""
     identifier = holder.client_transaction_id
-    if holder.state in PAID:
+    if holder.state is State.ACCEPTED:
         words = f"this purchase is paid by {identifier}; nothing was sent"
         paid = AlreadyPaidError(words, client_transaction_id=identifier)
         paid.outcome = Outcome.of(holder)

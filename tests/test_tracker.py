@@ -421,6 +421,14 @@ async def test_a_tracker_that_was_closed_is_not_entered_again(service: FakeServi
     assert service.posted == {"order-17": 1}
 
 
+async def test_a_tracker_is_entered_once(service: FakeService) -> None:
+    """Whoever left the inner block would close the tracker of the outer one."""
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.UsageError, match="opened"):
+            await tracker.__aenter__()
+        assert (await tracker.sale(sale())).state is State.PENDING
+
+
 def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:
     """Of the loop in which it was entered last, and of the running one until then."""
 

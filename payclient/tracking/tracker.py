@@ -128,8 +128,8 @@ class Tracker:
         return self._attempts
 
     async def __aenter__(self) -> Self:
-        if self._poller.asks.closed:
-            raise UsageError("this tracker is closed; make another")
+        if self._poller.asks.is_open or self._poller.asks.closed:
+            raise UsageError("this tracker is opened or closed already; make another")
         if isinstance(self._clock, LoopClock):
             self._clock.settle()
         if not self._poller.policy.can_query:

@@ -1162,7 +1162,8 @@ async def test_another_refusal_of_a_withdrawal_is_raised(service: FakeService, s
     """Nothing was withdrawn, and the sale is still followed."""
     async with selling(service, profile=PROFILE) as (tracker, pending):
         service.cancel_scripts = [said]
-        await error_of(payclient.RefusedError, tracker.cancel(pending))
+        refused = await error_of(payclient.RefusedError, tracker.cancel(pending))
+        assert refused.client_transaction_id == "order-17"
         assert pending.state is State.PENDING
 
 

@@ -272,11 +272,12 @@ async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await paid(service, tracker)
         service.reverse_scripts = [(refusal(20), False)] + [(ConnectionRefusedError(), False)] * 100
-        await error_of(payclient.NotReversibleError, tracker.reverse(pending))
+        refused = await error_of(payclient.NotReversibleError, tracker.reverse(pending))
         assert (await pending_of(tracker)).outcome.paid is True
         waiting = asyncio.ensure_future(tracker.reverse(pending))
         await service.clock.advance(100.0)
-        await error_of(payclient.NotSentError, waiting)
+        not_sent = await error_of(payclient.NotSentError, waiting)
+        assert refused.client_transaction_id == not_sent.client_transaction_id == "order-17"
         assert (await pending_of(tracker)).outcome.paid is True
         service.reverse_scripts = []
         assert (await tracker.reverse(pending)).paid is False

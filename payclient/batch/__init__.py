@@ -31,8 +31,8 @@ def charge_all(
     Every request gives one `ChargeResult`, in the order in which they are decided; one that fails never ends the
     others. `max_in_flight` counts requests, `max_pending` prompts on people's phones. `rate` is sends a second, and
     fewer where the profile's `queries_per_minute` could not follow them. `wait` is how many seconds each sale is
-    waited for (None: to its end, 0: until it is recorded). The customer with most charges comes first: of all in a list
-    or a tuple, else of a window by which the requests are read ahead.
+    waited for (None: to its end, 0: until it is recorded). Of the customers who wait, the one with most charges comes
+    next: of all in a list or a tuple, once it is read, else of a window by which the requests are read ahead.
 
     A row is a `SaleRequest`, or a `ChargeRow` with the purchase that it is for. Where another charge of that purchase
     is paid or open, nothing is sent for the row; its error is an `AlreadyPaidError` or a `PurchaseOpenError`.

@@ -524,6 +524,21 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool,
     assert len(service.reversals) == 1
 
 
+async def test_a_form_that_is_given_back_holds_its_purchase_no_longer_than_that(service: Service) -> None:
+    """Its links would hold it for 25 minutes; they are dead once it was paid."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        service.pay("form-1", state="Aceptado")
+        await tracker.notify(hint(5001, "form-1"))
+        pending = await pending_of(tracker, "form-1")
+        assert (await outcome_of(service, pending)).paid is True
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        assert (await held_by(tracker, "cart")).until == pending.expires_at
+        await service.clock.advance(100)
+        await tracker.prepare(form("form-2"), purchase="cart")
+
+
 @pytest.mark.parametrize("finds_forms", [True, False])
 async def test_a_lost_answer_is_settled_long_after_its_process_ended(
     service: Service, finds_forms: bool

@@ -31,7 +31,9 @@ None holds a token, personal data of yours or an object of aiohttp, and each sur
 messages are kept, bounded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import attrs
@@ -58,6 +60,19 @@ class PayError(Exception):
     def __init__(self, message: str = "", *, client_transaction_id: str | None = None) -> None:
         super().__init__(message)
         self.client_transaction_id = client_transaction_id
+
+
+@contextmanager
+def naming(client_transaction_id: str) -> Iterator[None]:
+    """Name the charge in an error that is raised within and names none; others may be given the same one."""
+    try:
+        yield
+    except PayError as error:
+        if error.client_transaction_id is not None:
+            raise
+        named = copy(error)
+        named.client_transaction_id = client_transaction_id
+        raise named.with_traceback(error.__traceback__) from None
 
 
 class ConfigurationError(PayError):

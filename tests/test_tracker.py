@@ -421,6 +421,23 @@ async def test_a_tracker_that_was_closed_is_not_entered_again(service: FakeServi
     assert service.posted == {"order-17": 1}
 
 
+async def test_each_error_names_its_own_charge(service: FakeService) -> None:
+    """Also where several callers wait for one token and are given one error, and where the request is refused here."""
+
+    async def token() -> str:
+        await asyncio.sleep(0)
+        return "Bearer token"
+
+    async with tracking(service, token=token) as tracker:
+        calls = (
+            tracker.sale(sale("first")), tracker.sale(sale("second")), tracker.prepare(form("third")),
+            tracker.sale(sale("fourth"), purchase=" "), tracker.prepare(form("fifth"), purchase=" "),
+        )  # fmt: skip
+        raised = await asyncio.gather(*calls, return_exceptions=True)
+    named = [each.client_transaction_id for each in raised if isinstance(each, payclient.PayError)]
+    assert named == ["first", "second", "third", "fourth", "fifth"]
+
+
 async def test_a_tracker_is_entered_once(service: FakeService) -> None:
     """Whoever left the inner block would close the tracker of the outer one."""
     async with tracking(service) as tracker:

@@ -25,6 +25,7 @@ from payclient.errors import (
     OutcomeUnknownError,
     RefusedError,
     TrackerClosedError,
+    naming,
 )
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
@@ -150,12 +151,13 @@ class Attempts:
         beside_open_form: bool = False,
     ) -> Attempt:
         """Encode a sale or a form, checked by the profile."""
-        if purchase is not None:
-            check_purchase(purchase)
-        if isinstance(request, SaleRequest):
-            http, lane = self.session.encode_sale(request), self.lane(request)
-        else:
-            http, lane = self.session.encode_prepare(request), b""
+        with naming(request.client_transaction_id):
+            if purchase is not None:
+                check_purchase(purchase)
+            if isinstance(request, SaleRequest):
+                http, lane = self.session.encode_sale(request), self.lane(request)
+            else:
+                http, lane = self.session.encode_prepare(request), b""
         digest = content_digest(http.body, self._ledger.digest_key)
         return Attempt(request, http, digest, purchase, lane, beside_open_form)
 
@@ -192,7 +194,8 @@ class Attempts:
             sender, sent = attempt, start(self._send(attempt), self._poller.detached)
             self._in_flight[identifier] = sender, sent
         try:
-            return await outlive(sent)
+            with naming(identifier):
+                return await outlive(sent)
         except asyncio.CancelledError:
             if not is_cancelled_alone(sent):
                 raise

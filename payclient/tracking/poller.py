@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
-from payclient.errors import LedgerError, PayError, TrackerClosedError
+from payclient.errors import LedgerError, TrackerClosedError, naming
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -466,13 +466,11 @@ class Poller:
         task = start(work, self.detached)
         task.add_done_callback(lambda _: at_end())
         try:
-            return await outlive(task)
+            with naming(client_transaction_id):
+                return await outlive(task)
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):
                 raise
-        except PayError as error:  # a request may name the service's id alone
-            error.client_transaction_id = error.client_transaction_id or client_transaction_id
-            raise
         raise TrackerClosedError(if_closed, client_transaction_id=client_transaction_id)
 
     async def aclose(self, drain_seconds: float = 0.0) -> None:

@@ -167,7 +167,8 @@ async def test_an_id_that_no_transaction_has_is_no_hint(service: FakeService, id
     made = payclient.Notification(transaction_id=identifier, client_transaction_id="order-17")
     async with selling(service, lost_request) as (tracker, pending):
         await error_of(payclient.InvalidNotificationError, tracker.notify(made))
-        await error_of(payclient.InvalidNotificationError, tracker.notify(hint(1, "a\0")))
+        for name in ("a\0", "", " "):
+            await error_of(payclient.InvalidNotificationError, tracker.notify(hint(1, name)))
         assert (await outcome_of(service, pending)).paid is False
     assert "Notified" not in await events_of(service.ledger)
 

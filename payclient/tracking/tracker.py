@@ -384,4 +384,4 @@ def _may_be_known(client_transaction_id: str) -> bool:
     Raises `TypeError` for what is not a text.
     """
     check_type("client_transaction_id", client_transaction_id, str)
-    return text_fault(client_transaction_id) is None
+    return bool(client_transaction_id.strip()) and text_fault(client_transaction_id) is None

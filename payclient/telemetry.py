@@ -15,9 +15,10 @@
 Events of the second: `payclient.notified`, and `payclient.state_changed` with `payclient.state`, for each state that
 this process saw after the answer to the send.
 
-Ids are attributes of spans, and never of metrics. Neither holds an amount, a phone or a name. A span of a sale, a form, a
-cancellation or a reversal is a child of the caller's; queries and confirmations, which the tracker makes by itself for
-all, begin traces of their own. Nothing is sent to the service that was not sent without it.
+Ids are attributes of spans, and never of metrics. Neither holds an amount, a phone or a name. The exchange of a sale, a
+form, a cancellation or a reversal is a child of the caller's span; queries and confirmations, which the tracker makes by
+itself for all, and the spans up to a decision begin traces of their own. Nothing is sent to the service that was not
+sent without it.
 """  # noqa: E501 - tables
 
 from __future__ import annotations

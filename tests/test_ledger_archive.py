@@ -540,6 +540,28 @@ async def test_an_archive_of_what_another_has_moved_goes_on(
     assert all(record.archived for record in (await known(url)).values())
 
 
+async def test_what_is_corrected_while_a_block_is_read_stays(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what was decided just now no reader of the feed can have heard."""
+    url, fetch = postgres.url(database), PostgresDatabase.fetch
+    async with opened(url) as ledger:
+        cancelled = await brought(ledger, State.CANCELLED)
+        last = (await ledger.changes())[-1].cursor
+        reads = list[str]()
+
+        async def interleaved(database: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+            reads.append(name)
+            if name.startswith("archivable") and sum(each.startswith("archivable") for each in reads) == 2:
+                await ledger.apply(cancelled, FoundAccepted(at=BEFORE, transaction_id=7))
+            return await fetch(database, name, parameters)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresDatabase, "fetch", interleaved)
+            assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 0
+        assert [change.event for change in await ledger.changes(last)] == ["FoundAccepted"]
+
+
 async def test_asks_are_numbered_on(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
     """Of two asks at once, one of which saw the purchase before the archive and one after it, one is refused."""
     url = postgres.url(database)

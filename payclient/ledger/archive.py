@@ -107,12 +107,13 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
 
 async def _read(database: Database, numbers: tuple[int, int], before: float) -> list[dict[str, Any]]:
     """Return the attempts of a block that may leave, each with its changes."""
-    rows = await database.fetch("archivable", (*numbers, before))
-    attempts = [_named("whole_attempt", row) for row in rows]
-    rows = await database.fetch("archivable_changes", numbers) if attempts else ()
+    # The changes first: one that comes in between is not among them, and its attempt stays, as does one that another
+    # process archives.
+    rows = await database.fetch("archivable_changes", numbers)
     changes = (_named("whole_change", row) for row in rows)
     changes_of = {id_: [*group] for id_, group in groupby(changes, itemgetter("attempt_id"))}
-    # One that another process has archived in between has no such changes any more.
+    rows = await database.fetch("archivable", (*numbers, before)) if changes_of else ()
+    attempts = (_named("whole_attempt", row) for row in rows)
     return [each | {"changes": changes_of[each["id"]]} for each in attempts if each["id"] in changes_of]
 
 

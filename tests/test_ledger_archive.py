@@ -18,6 +18,8 @@ import pytest
 
 from fake_service import (
     FakeService,
+    Held,
+    alarms,
     error_of,
     hint,
     outcome_of,
@@ -39,7 +41,7 @@ from payclient.errors import (
     TransitionError,
     UsageError,
 )
-from payclient.events import Created, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
+from payclient.events import Created, DecidedRefused, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
 from payclient.ledger import PurchaseHeldError, TransactionTakenError, archive_ledger, batch
 from payclient.ledger import archive as archives
 from payclient.ledger.postgres import PostgresDatabase
@@ -560,6 +562,26 @@ async def test_what_is_corrected_while_a_block_is_read_stays(
             patched.setattr(PostgresDatabase, "fetch", interleaved)
             assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 0
         assert [change.event for change in await ledger.changes(last)] == ["FoundAccepted"]
+
+
+async def test_a_late_answer_about_what_was_archived_is_said_once(
+    postgres: PostgresServer, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A person called it unpaid while its sender was cut off: the ledger takes nothing more, and nobody tries again."""
+    service, held = FakeService(), Held()
+    url, at = postgres.url(database), service.clock.time()
+    service.scripts = [held]
+    async with opened(url) as ledger, opened(url) as other, tracking(service, ledger) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await held.there.wait()
+        lost = await other.apply(await record_in(other), Lost(at=at, expires_at=at + 300))
+        await other.apply(lost, DecidedRefused(at=at, actor="Ana", reason="not in the portal"))
+        assert await archive_ledger(url, at + 1, tmp_path / "archive") == 1
+        held.go.set()
+        assert (await sending).state is State.REFUSED
+        await service.clock.advance(60)
+        assert alarms(caplog) == ["order-17: called unpaid, and yet created as transaction 1000"]
+        assert (await tracker.health()).unwritten == 0
 
 
 async def test_asks_are_numbered_on(postgres: PostgresServer, database: str, tmp_path: Path) -> None:

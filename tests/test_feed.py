@@ -231,8 +231,8 @@ async def test_a_cursor_that_the_ledger_never_gave_is_warned_of(
         feeds = [tracker.outcomes(each) for each in (last, last + 1)]
     assert [each for feed in feeds async for each in feed] == []
     await in_time(reader.task)
-    assert caplog.text.count("not reached cursor") == 1
-    assert f"not reached cursor {last + 1}:" in caplog.text
+    assert caplog.text.count("nothing is at cursor") == 1
+    assert f"nothing is at cursor {last + 1} or after it: was it archived" in caplog.text
 
 
 # --- What an outcome says of its record

@@ -287,7 +287,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
         changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
             if not is_checked and not await asks.ledger.changes(since - 1, 1):
-                what = "the ledger has not reached cursor %d: does it come from another ledger, or from a lost one?"
+                what = "nothing is at cursor %d or after it: was it archived, or is the cursor of another ledger?"
                 log("warning", "feed_cursor_ahead", "", what, since)
             is_checked = True
             changes = await asks.ledger.changes(since)

@@ -284,6 +284,8 @@ class Conflicted(Event):
     what: str = attrs.field(converter=sanitize_text)
     #: A candidate id that turned out to be another sale's, and is dropped.
     candidate_id: int | None = None
+    #: True where our own answer says that the attempt exists, and it was called unpaid before.
+    exists: bool | None = None
 
 
 class Suspected(Event):

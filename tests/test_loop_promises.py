@@ -524,7 +524,30 @@ async def test_a_late_answer_that_created_what_is_called_refused_raises_an_alarm
         words = "called unpaid, and yet created as transaction 1000"
         assert [each.levelname for each in caplog.records if words in each.message] == ["CRITICAL"]
         newest = (await ledger.history("order-17"))[-1]
-        assert (newest.attempt, newest.detail) == (1, f'{{"what": "{words}"}}')
+        assert (newest.attempt, newest.detail) == (1, f'{{"what": "{words}", "exists": true}}')
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_was_created_though_it_is_called_refused_is_not_sent_again(
+    service: Withheld, is_restarted: bool
+) -> None:
+    """The service's own answer says that it exists: it is followed, and looked at before another attempt."""
+    ledger = Flaky()
+    async with selling(service, ledger.full_behind_it, ledger=ledger):
+        service.status_scripts = [lambda: refusal(0, status=503)] * 9
+        ledger.failing.clear()
+        at = service.clock.time()
+        await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await decide_as_operator(service, is_refused=True)
+        await service.clock.advance(10)
+        service.decide("Aceptado")
+        service.status_scripts.clear()
+        if not is_restarted:
+            await service.clock.advance(400)
+            assert (await record_in(ledger)).state.paid
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).outcome.paid
+    assert service.posted == {"order-17": 1}
 
 
 async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Withheld) -> None:

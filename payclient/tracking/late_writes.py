@@ -41,6 +41,8 @@ class LateWrites:
         self._clock = clock
         self._total = total
         self._on_write = on_write
+        #: Called with an attempt that was called unpaid, and yet created.
+        self.on_contradicted: Callable[[Record], object] = lambda record: None
         #: Client transaction id -> what the ledger could not take, in order.
         self.kept: dict[str, list[tuple[Record, Event]]] = {}
         self._again: asyncio.Task[None] | None = None
@@ -90,7 +92,9 @@ class LateWrites:
                 what = f"called unpaid, and yet created as transaction {event.transaction_id}"
                 log("critical", "outcome_alarm", identifier, "%s", what)
                 with suppress(TransitionError):  # it was archived since
-                    await self._ledger.apply(record, Conflicted(at=event.at, what=what))
+                    await self._ledger.apply(record, Conflicted(at=event.at, what=what, exists=True))
+                if known.attempt == record.attempt:
+                    self.on_contradicted(known)
             elif known is not None and known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.

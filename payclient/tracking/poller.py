@@ -82,6 +82,7 @@ class Poller:
         self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
+        self.asks.late.on_contradicted = self.recheck
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
             self.asks.leases = Leases(self, ledger)

@@ -20,8 +20,14 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from cutting_proxy import PostgresProxy
-from fake_service import error_of
-from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
+from fake_service import FakeService, error_of, posted, record_in, refuses, sale, tracking, unlisted
+from payclient.errors import (
+    ConfigurationError,
+    CustomerBusyError,
+    LedgerUnavailableError,
+    PayError,
+    TransitionError,
+)
 from payclient.events import (
     Exhausted,
     FoundAccepted,
@@ -322,12 +328,38 @@ async def test_the_feed_waits_for_who_may_come_before(
             await later.commit()
         assert await told() == "abcd"
         last = (await ledger.changes())[-1].cursor
-        # Holds nobody for ever: the feed says nothing, and goes on later.
+        # Holds nobody for ever: the feed cannot be read, and goes on later.
         async with person(url) as (stuck, _):
             await stuck.execute(PAY, "e")
             await brought(other, State.ACCEPTED, "g")
-            assert await told(last) == ""
+            await error_of(LedgerUnavailableError, told(last))
         assert await told(last) == "g"
+
+
+async def test_a_process_that_begins_beside_a_writer_that_is_stuck_looks_back_later(
+    url: str, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was refused as existing, by a process that is gone, is queried all the same: it is paid."""
+    service = FakeService()
+    service.scripts, service.instead = [posted(1, refuses(22, 2061))], unlisted
+    async with tracking(service, ledger) as tracker:
+        await error_of(CustomerBusyError, tracker.sale(sale()))
+    service.decide("Aceptado")
+    service.instead = lambda _: None
+    async with opened(url) as next_one, person(url) as (stuck, transaction):
+        await stuck.execute("LOCK TABLE payclient.changes IN ROW EXCLUSIVE MODE")
+        async with tracking(service, next_one):
+
+            async def is_told_of() -> bool:
+                return "the ledger failed: LedgerUnavailableError" in caplog.text
+
+            async def is_paid() -> bool:
+                await service.clock.advance(10)
+                return (await record_in(next_one)).state is State.ACCEPTED
+
+            await until(is_told_of)
+            await transaction.rollback()
+            await until(is_paid)
 
 
 async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: PostgresLedger) -> None:

@@ -188,7 +188,7 @@ END $$;
 
 -- Changes are numbered before their commits, so that one may come into sight later than one of a higher number. The
 -- highest number in sight is read first. Every transaction that may have drawn a lower one locks the table until it
--- ends, and is waited for. Nothing is returned while one of them is stuck.
+-- ends, and is waited for. It fails while one of them is stuck.
 CREATE FUNCTION payclient.news(since bigint, page integer) RETURNS SETOF payclient.history LANGUAGE plpgsql AS $$
 DECLARE
     last bigint;
@@ -209,7 +209,7 @@ BEGIN
         PERFORM pg_sleep(0.002);
     END LOOP;
     IF cardinality(writers) > 0 THEN
-        RETURN;
+        RAISE EXCEPTION 'a writer is stuck';
     END IF;
     RETURN QUERY SELECT {change} FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
     WHERE cursor > since AND cursor <= last AND {news} ORDER BY cursor LIMIT page;

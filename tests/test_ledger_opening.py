@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -218,6 +219,24 @@ async def test_a_backup_beside_writes(tmp_path: Path) -> None:
             assert len(histories) == len(records) >= known
         await writing
     assert len((await held(tmp_path / "charges.db"))[1]) == 150
+
+
+async def test_a_backup_in_the_place_of_a_ledger_that_was_killed(tmp_path: Path) -> None:
+    """SQLite would mix it with the log that is left there, and find nothing of charges that both have."""
+    path, copy, log = tmp_path / "charges.db", tmp_path / "copy.db", tmp_path / "charges.db-wal"
+    url = f"sqlite:{path}"
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+        await backup_ledger(url, copy)
+        await brought(ledger, State.ACCEPTED, "order-2")
+        left = log.read_bytes()
+    log.write_bytes(left)
+    shutil.copyfile(copy, path)
+    await error_of(ConfigurationError, open_ledger(url), match="-wal is of the ledger that was there")
+    assert (path.read_bytes(), log.read_bytes()) == (copy.read_bytes(), left)
+    log.unlink()
+    async with opened(url) as ledger:
+        assert [each.client_transaction_id async for each in ledger.records()] == ["order-1"]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link", "the ledger"])

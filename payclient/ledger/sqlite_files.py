@@ -125,6 +125,25 @@ def _check_file(path: str) -> None:
     )
 
 
+def _check_log(path: str) -> None:
+    """Raise `ConfigurationError` where the log beside a file that nobody owns is another one's.
+
+    A backup has no write-ahead log. SQLite would mix its pages with those of the log of a ledger that was killed, and
+    then finds no charge of many. Where there is no log the file is left to SQLite: to close it drops locks.
+    """
+    log = f"{path}-wal"
+    if not os.path.exists(log) or os.path.getsize(log) == 0:
+        return
+    with open(path, "rb", buffering=0) as file:
+        # These two bytes say whether its writers and its readers use such a log.
+        is_backup = file.read(20)[18:] == b"\1\1"
+    words = (
+        f"the ledger's file is a backup, and {log} is of the ledger that was there before: move that file away first, "
+        "and the -shm beside it; nothing was changed"
+    )
+    refuse_if((is_backup, words))
+
+
 def _identity_of(file: str) -> tuple[int, int]:
     """Return the device and the inode of a file."""
     status = os.stat(file)
@@ -243,6 +262,7 @@ def open_file(path: str, *, create: bool) -> OpenFile:
                 # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             _check_file(path)
+            _check_log(path)
             connection = connect(path)
             undo.callback(_close, connection)
             made = _set_up(connection, path, create)

@@ -23,10 +23,12 @@ from fake_service import (
     error_of,
     events_of,
     form,
+    lost_request,
     outcome_of,
     record_in,
     sale,
 )
+from fake_service import answer as respond
 from fake_service import tracking as following
 from payclient.events import Event, Recovered
 from payclient.ledger import Ledger
@@ -158,6 +160,25 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
     )
     assert [each.levelno for each in caplog.records if "another sale's" in each.message] == [logging.ERROR]
     assert sum(json.loads(body)["clientTransactionId"] == "order-2" for body in server.bodies()) == 1
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+@pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
+async def test_the_answer_to_the_query_of_another_sale_decides_nothing(
+    kind: str, state: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It names no sale, and a transaction that another one has: one payment would have paid two."""
+    service = FakeService()
+    async with opened(await url_of(kind, request, tmp_path)) as ledger, following(service, ledger) as tracker:
+        await tracker.sale(sale())
+        service.decide(state)
+        service.scripts = [lost_request]
+        second = await tracker.sale(sale("order-18", phone="0984111333"))
+        told = {name: each for name, each in service.sales[1000].items() if name != "clientTransactionId"}
+        service.instead = lambda _: respond(200, told)
+        outcome = await second.check()
+        assert (outcome.state, outcome.transaction_id, outcome.report) == (State.UNKNOWN, None, None)
+        assert await events_of(ledger, "order-18") == ["Permitted", "Lost", "Conflicted"]
 
 
 async def test_one_answer_for_two_forms() -> None:

@@ -145,6 +145,9 @@ class Ledger(Protocol):
         """Return every attempt of a purchase, in the order of their permits."""
         return (await self.find((), purchase))[1]
 
+    async def taken_by(self, record: Record, transaction_id: int) -> str | None:
+        """Return which other sale, sent under the credentials of this one, has a transaction; None: none has."""
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         """Keep the links of a form until a time (UTC seconds): secrets, which no other method returns."""
 

@@ -92,6 +92,10 @@ class MemoryLedger(Ledger):
     async def find(self, ids: Sequence[str], purchase: str | None = None) -> FoundRecords:
         return {each: list(attempts) for each in ids if (attempts := self._of(each))}, self._asks(purchase)
 
+    async def taken_by(self, record: Record, transaction_id: int) -> str | None:
+        taken_by = self._taken_by.get((transaction_id, record.credentials), set())
+        return min(taken_by - {record.client_transaction_id}, default=None)
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         if len(self._of(record.client_transaction_id)) >= record.attempt:
             self._links[record.client_transaction_id, record.attempt] = links, until

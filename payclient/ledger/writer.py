@@ -136,6 +136,10 @@ class StoredLedger(Ledger):
         """Queue something to be done in the database beside the writes."""
         return self._submit(Read(work))
 
+    async def taken_by(self, record: Record, transaction_id: int) -> str | None:
+        key = (transaction_id, record.credentials, record.client_transaction_id)
+        return next((row[0] for row in await self._read("taken_by", *key)), None)
+
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)
 

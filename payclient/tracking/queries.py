@@ -37,6 +37,7 @@ from payclient.tracking.evidence import (
     AnswerReader,
     Credentials,
     Reading,
+    conflict,
     find_mismatch,
     verdict,
 )
@@ -121,6 +122,9 @@ class StatusQueries:
             if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
                 return None
             reading = self._reader(ask, query).second_report(report)
+        if await self._is_anothers(ask.record, reading.report):
+            ask.report = None
+            reading = conflict("a transaction that is another sale's", self._clock.time())
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
         # Once its customer has answered, also one of a request that was executed late.
         late = ask.begun + self._policy.absent_after + self._policy.sale_window
@@ -128,6 +132,17 @@ class StatusQueries:
         if ask.record.state is State.REFUSED and is_pending and self._clock.monotonic() < late:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
+
+    async def _is_anothers(self, record: Record, report: StatusReport | None) -> bool:
+        """Return whether a report that names no sale is of a transaction that another one has: the answer about that
+        one was given to this one's query.
+        """
+        if report is None or report.client_transaction_id is not None or not record.credentials:
+            return False
+        number = report.transaction_id
+        if number is None or number == record.transaction_id:
+            return False
+        return await self._asks.ledger.taken_by(record, number) is not None
 
     def _is_overtaken(self, ask: Followed, query: TransactionRef, before: State) -> bool:
         """Return whether the answer to this query may by now be out of date, or about something else.

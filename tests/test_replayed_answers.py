@@ -26,6 +26,7 @@ from fake_service import (
     lost_request,
     outcome_of,
     record_in,
+    refuses,
     sale,
 )
 from fake_service import answer as respond
@@ -179,6 +180,21 @@ async def test_the_answer_to_the_query_of_another_sale_decides_nothing(
         outcome = await second.check()
         assert (outcome.state, outcome.transaction_id, outcome.report) == (State.UNKNOWN, None, None)
         assert await events_of(ledger, "order-18") == ["Permitted", "Lost", "Conflicted"]
+
+
+async def test_the_answer_to_the_query_of_another_sale_pays_no_refused_one() -> None:
+    """It is queried before it is sent again, and may exist: what is found is another one's payment."""
+    service = FakeService()
+    async with following(service) as tracker:
+        await tracker.sale(sale())
+        service.decide("Aceptado")
+        told = {name: each for name, each in service.sales[1000].items() if name != "clientTransactionId"}
+        service.scripts = [refuses(22, 2061)]
+        second = sale("order-18", phone="0984111333")
+        await error_of(payclient.CustomerBusyError, tracker.sale(second))
+        service.instead = lambda _: respond(200, told)
+        await error_of(payclient.NotSentError, tracker.sale(second), match="another sale's transaction")
+        assert await events_of(service.ledger, "order-18") == ["Permitted", "Refused"]
 
 
 async def test_one_answer_for_two_forms() -> None:

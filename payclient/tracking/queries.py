@@ -122,7 +122,7 @@ class StatusQueries:
             if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
                 return None
             reading = self._reader(ask, query).second_report(report)
-        if await self._is_anothers(ask.record, reading.report):
+        if await self.is_anothers(ask.record, reading.report):
             ask.report = None
             reading = conflict("a transaction that is another sale's", self._clock.time())
         ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
@@ -133,7 +133,7 @@ class StatusQueries:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
 
-    async def _is_anothers(self, record: Record, report: StatusReport | None) -> bool:
+    async def is_anothers(self, record: Record, report: StatusReport | None) -> bool:
         """Return whether a report that names no sale is of a transaction that another one has: the answer about that
         one was given to this one's query.
         """
@@ -452,6 +452,8 @@ class Refusals:
                 if queried_id is not None and not report.unreadable:
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")
+            if await self._queries.is_anothers(before, report):
+                raise NotSentError("another sale's transaction was found under its id")
             report = attrs.evolve(report, transaction_id=queried_id or report.transaction_id)
             if report.state != "Cancelado":
                 return report

@@ -398,7 +398,7 @@ JOIN payclient.attempts AS a ON id = attempt_id
 WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE
     WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false
     WHEN (SELECT count(*) FROM payclient.records
-        WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing') AND NOT archived) < 2 THEN false
+        WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing')) < 2 THEN false
     ELSE (SELECT count(*) FROM payclient.attempts AS ask, LATERAL (
             SELECT FROM payclient.changes
             WHERE attempt_id = ask.id AND event = 'Overpaid' AND cursor > c.cursor OFFSET 0  -- by the attempt alone

@@ -45,7 +45,7 @@ from fake_service import (
     unlisted,
     when,
 )
-from payclient.events import Evidence, FoundAccepted, FoundCancelled, Notified
+from payclient.events import Evidence, FoundAccepted, FoundCancelled, FoundPending, Notified
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
@@ -1468,8 +1468,14 @@ async def test_a_paid_refusal_is_not_sent_again_for_another_purchase(service: Fa
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(service: FakeService) -> None:
-    """The index lists the cancelled one alone; as that answer is on its way, another process finds the other paid."""
+@pytest.mark.parametrize("bound", [True, False])
+async def test_a_second_query_that_crosses_what_is_found_gives_nothing_back(
+    service: FakeService, bound: bool
+) -> None:
+    """The index lists the cancelled one alone; as that answer is on its way, another process finds the other one.
+
+    The cancelled one was the answer's, and the other is paid; or it was only named, and the other is open.
+    """
     one = SharedLedger()
     two = SharedLedger(one)
     gate, lists = Gate(), 0
@@ -1483,20 +1489,23 @@ async def test_a_second_query_that_crosses_the_payment_gives_nothing_back(servic
             return before
         return await service(request, before_send)
 
-    service.scripts = [posted(1, FakeService.take)]
+    service.scripts = [posted(1, FakeService.take if bound else lost_answer)]
     async with tracking(service, one, transport=crossing) as first, tracking(service, two) as second:
         pending = await first.sale(sale())
         service.decide("Cancelado", 1001)
-        checking = asyncio.create_task(pending.check())
+        checking = asyncio.ensure_future(pending.check() if bound else first.notify(hint(1001)))
         await gate.there.wait()
-        service.decide("Aceptado", 1000)
-        record = await record_in(two)
-        found = FoundAccepted(at=service.clock.time(), transaction_id=1000, instead_of=record.transaction_id)
-        await two.apply(record, found)
+        at, record = service.clock.time(), await record_in(two)
+        if bound:
+            service.decide("Aceptado", 1000)
+            await two.apply(record, FoundAccepted(at=at, transaction_id=1000, instead_of=1001))
+        else:
+            await two.apply(record, FoundPending(at=at, transaction_id=1000))
         await service.clock.advance(0)
         gate.go.set()
         await checking
-        assert (await pending_of(second)).outcome.paid is True
+        await service.clock.advance(0)
+        assert (await pending_of(second)).state is (State.ACCEPTED if bound else State.PENDING)
 
 
 def source_of(service: FakeService) -> payclient.StatusSource:

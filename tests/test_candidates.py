@@ -328,13 +328,16 @@ async def test_absence_is_not_proven_while_a_notification_is_not_heard_of(servic
     assert "ProvenAbsent" not in await events_of(ledger)
 
 
-async def test_absence_is_not_proven_where_more_ids_came_than_are_kept(service: Lagging) -> None:
-    """One of those that were dropped may have been ours: an operator decides."""
+async def test_absence_is_not_proven_where_more_ids_came_than_are_kept(
+    service: Lagging, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of those that were dropped may have been ours: an operator decides, whom a warning tells why."""
     async with selling(service, lost_request) as (tracker, pending):
         for number in range(17):
             await tracker.notify(hint(2000 + number))
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+    assert "named that cannot be queried" in caplog.text
 
 
 async def test_absence_is_not_proven_where_the_named_id_cannot_be_asked(

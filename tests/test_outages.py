@@ -291,20 +291,27 @@ async def test_each_line_counts_what_failed_since_the_one_before(caplog: pytest.
     assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2, 1]
 
 
-async def test_two_who_write_the_same_lose_nothing_that_fails_meanwhile() -> None:
-    """One of them ends as all is written, and the other after the next event could not be written."""
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_two_who_write_the_same_lose_nothing_that_fails_meanwhile(is_kept: bool) -> None:
+    """One of them ends as all that can be is written, and the other after the next event could not be.
+
+    That event was kept before they began, or comes in between.
+    """
     first, second = Gate(), Gate()
     writes = iter((disk_full, first, second))
     ledger = HookedLedger(before={"Created": lambda: next(writes)(), "Notified": disk_full})
     late, record = LateWrites(ledger, ManualClock()), Record(client_transaction_id="order-1", created_at=0.0)
     assert await ledger.permit(record)
+    event = Notified(at=2.0, transaction_id=1000)
     await late.write(record, Created(at=1.0, expires_at=300.0, transaction_id=1000))
+    if is_kept:
+        late.kept["order-1"].append((record, event))
     writers = [asyncio.ensure_future(late.write_earlier("order-1")) for _ in range(2)]
     await second.there.wait()
     first.go.set()
-    await writers[0]
-    event = Notified(at=2.0, transaction_id=1000)
-    await late.write(await record_in(ledger, "order-1"), event)
+    await asyncio.gather(writers[0], return_exceptions=True)
+    if not is_kept:
+        await late.write(await record_in(ledger, "order-1"), event)
     second.go.set()
     with pytest.raises(payclient.LedgerUnavailableError):
         await writers[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -215,6 +216,22 @@ async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService)
         await error_of(payclient.StillPendingError, wait)
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_wait_that_ended_leaves_nothing_behind(service: FakeService) -> None:
+    """A page that waits a second, again and again, keeps no future of each wait until the sale is decided."""
+
+    def futures() -> int:
+        gc.collect()
+        return sum(type(each) is asyncio.Future for each in gc.get_objects())
+
+    async with selling(service) as (_, pending):
+        before = futures()
+        for _ in range(10):
+            wait = asyncio.create_task(pending.wait(timeout=1))
+            await service.clock.advance(1)
+            await error_of(payclient.StillPendingError, wait)
+        assert futures() < before + 10
 
 
 async def test_a_wait_until_no_time_is_refused(service: FakeService) -> None:

@@ -7,8 +7,10 @@ import errno
 import json
 import os
 import signal
+import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -257,6 +259,42 @@ async def test_two_payments_are_said_before_others_are_archived(
     assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
     async with opened(url) as ledger:
         assert [each.event for each in await ledger.changes()][-1] == "Overpaid"
+
+
+async def test_a_payment_that_is_archived_as_it_is_written(
+    postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its commit and the look at its purchase, which is paid twice: no later operation fails by that."""
+    url, look_up = postgres.url(database), PostgresDatabase.look_up
+
+    async def late(self: PostgresDatabase, *keys: Any) -> Any:
+        monkeypatch.setattr(PostgresDatabase, "look_up", look_up)
+        await archive_ledger(url, BEFORE, tmp_path / "archive")
+        return await look_up(self, *keys)
+
+    async with opened(url) as ledger:
+        refused = []
+        for name in ("first", "second"):
+            record = attrs.evolve(fresh(name), purchase="cart")
+            await ledger.permit(record)
+            refused.append(await ledger.apply(record, PATHS[State.REFUSED][0]))
+        await ledger.apply(refused[0], FoundAccepted(at=NOW + 90, transaction_id=8))
+        monkeypatch.setattr(PostgresDatabase, "look_up", late)
+        await ledger.apply(refused[1], FoundAccepted(at=NOW + 90, transaction_id=9))
+        assert (await record_in(ledger, "second")).archived
+
+
+async def test_an_archive_that_the_database_refuses_says_why(tmp_path: Path) -> None:
+    """Another program has put a trigger there: what stays in the ledger is not tried again and again."""
+    path = tmp_path / "charges.db"
+    async with opened(f"sqlite:{path}") as ledger:
+        await brought(ledger, State.ACCEPTED)
+    with closing(sqlite3.connect(path)) as program:
+        program.execute(
+            "CREATE TRIGGER another BEFORE INSERT ON changes BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    archiving = archive_ledger(f"sqlite:{path}", BEFORE, tmp_path / "archive")
+    await error_of(LedgerUnavailableError, archiving, match="SQLITE_CONSTRAINT_TRIGGER")
 
 
 async def test_what_stays(url: str, tmp_path: Path) -> None:

@@ -204,6 +204,27 @@ async def test_a_backup_is_the_ledger(tmp_path: Path, how: str, monkeypatch: pyt
     assert await held(copy) == (key, records[:count], histories[:count])
 
 
+async def test_a_backup_has_its_name_once_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is on the disk last: a power failure leaves no half copy that is taken for a whole one."""
+    steps, sync, rename = list[str](), os.fsync, os.replace
+
+    def synced(file: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        sync(file)
+
+    def renamed(source: str, target: str) -> None:
+        steps.append("name")
+        rename(source, target)
+
+    await (await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")).aclose()
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    await backup_ledger(f"sqlite:{tmp_path / 'charges.db'}", tmp_path / "copy.db")
+    assert steps == ["file", "name", "directory"]
+
+
 async def test_a_backup_beside_writes(tmp_path: Path) -> None:
     """What was acknowledged before it began is in it, whatever is written meanwhile; one that fails harms nothing."""
     url = f"sqlite:{tmp_path / 'charges.db'}"

@@ -29,7 +29,7 @@ from payclient.errors import (
 from payclient.events import Created, Notified
 from payclient.ledger import sqlite_files
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import STATEMENTS
+from payclient.ledger.sqlite_files import BUSY, STATEMENTS
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh, opened
 from test_ledger_owner import in_loop, raw, run
@@ -373,6 +373,17 @@ async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: py
             assert await ledger.permit(fresh("b"))
     assert await ledger.drop_links(NOW + 60) is None
     assert not any(b"s3cret" in each.read_bytes() for each in path.parent.iterdir())
+    await ledger.aclose()
+
+
+async def test_a_wipe_leaves_the_owner_as_patient_as_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wipe waits for nobody, and the permit after it for a program that writes the file for a moment."""
+    owner = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    ledger = await opened_by(lambda _: owner, str(path), monkeypatch)
+    await ledger.drop_links(NOW)
+    assert owner.execute("PRAGMA busy_timeout").fetchone() == (BUSY * 1000,)
     await ledger.aclose()
 
 

@@ -274,9 +274,9 @@ class AnswerReader:
         """
         record = self.ask.record
         transaction_id = record.transaction_id or self.query.candidate_id
-        # "Not found", and a report that would undo ACCEPTED, count only under a token that can find this attempt.
+        # "Not found", and a report without a number, count only under a token that can find this attempt.
         is_numbered = report is not None and (report.transaction_id is not None or report.others)
-        if (not is_numbered or record.state is State.ACCEPTED) and not self._can_see():
+        if not is_numbered and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.

@@ -498,8 +498,7 @@ class Policy:
         record = ask.record
         ask.queried_at, ask.is_answered = now, False
         # The query counts as one of the last only when one is due, however many are made.
-        is_left = not record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
-        if is_left and now >= self._final_due(ask):
+        if ask.final_queries < len(FINAL_QUERY_DELAYS) and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
         return TransactionRef(
             client_transaction_id=record.client_transaction_id,

@@ -274,9 +274,7 @@ async def _note_overpaid(database: Database, paid: list[Write]) -> None:
             write = payments.get((record.client_transaction_id, record.attempt))
             if write is None or write.event is None:
                 continue
-            noted = await _write_overpaid(database, asks, record, write.event.at)
-            if noted is not None and record == write.answer:  # no later write has changed it
-                write.answer = noted
+            write.answer = await _write_overpaid(database, asks, record, write.event.at) or write.answer
 
 
 async def _write_overpaid(database: Database, asks: list[Record], record: Record, at: float) -> Record | None:

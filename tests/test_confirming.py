@@ -544,6 +544,18 @@ async def test_a_form_is_confirmed_that_was_named_before_its_answer_was_on_recor
         assert await state_of(service) is State.ACCEPTED
 
 
+async def test_no_other_payment_is_confirmed_while_an_answer_is_not_on_record(service: FakeService) -> None:
+    """The first was confirmed, and the ledger does not take that; the customer has paid by another card, too."""
+    hooks = {"FoundAccepted": disk_full}
+    async with prepared(service, ledger=HookedLedger(before=hooks)) as tracker:
+        for number in (5001, 5002):
+            service.pay("form-1", number)
+            await passing(service, tracker.returned(back(number)))
+        hooks.clear()
+        assert (await the_end(service, tracker)).transaction_id == 5001
+    assert service.confirmed == {5001}
+
+
 async def test_two_declined_cards_keep_each_other_in_no_doubt(service: FakeService) -> None:
     """Both browsers come back at once: once each is answered the form is cancelled, long before the window is over."""
     async with prepared(service, BLIND) as tracker:

@@ -538,10 +538,10 @@ def test_a_purchase_is_not_paid_only_where_none_of_its_asks_may_be(
 
 def test_what_was_paid_beyond_the_first_payment_is_overpaid() -> None:
     asks = [
-        Record(client_transaction_id=str(amount), state=State.ACCEPTED, amount=amount) for amount in (7, 5, 2)
+        Record(client_transaction_id=str(amount), state=State.ACCEPTED, amount=amount) for amount in (5, 7, 2)
     ]
     purchase = Purchase.of("cart", asks)
-    assert (purchase.collected, purchase.overpaid) == (14, 7)
+    assert (purchase.collected, purchase.overpaid) == (14, 9)
     again = [Record(client_transaction_id="7", attempt=n, state=State.REFUSED, amount=7) for n in (1, 2)]
     assert len(Purchase.of("cart", again).asks) == 1
 

@@ -1527,6 +1527,19 @@ def source_of(service: FakeService) -> payclient.StatusSource:
     return source
 
 
+async def test_a_forged_hint_whose_report_names_nobody_keeps_no_refused_sale_from_being_sent(
+    service: FakeService,
+) -> None:
+    """Anybody may name another's transaction: the query by our own id decides."""
+    service.add_sale(999, clientTransactionId=None)
+    service.scripts = [refuses(5)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint(999))
+        await service.clock.advance(10)
+        assert (await tracker.sale(sale())).attempt == 2
+
+
 async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_our_id(
     service: FakeService,
 ) -> None:

@@ -203,6 +203,14 @@ def test_nothing_comes_early_or_a_slot_late(times: list[float], width: float) ->
     assert sorted(out) == sorted(due)
 
 
+def test_a_timer_that_fires_a_little_late_lowers_no_rate() -> None:
+    """The gap counts from when the request was due, unless that was long ago."""
+    rate = RateLimit(60)
+    for now, ready_at in ((0.0, 1.0), (1.05, 2.0), (2.5, 3.5)):
+        rate.note_request(now)
+        assert rate.ready_at() == ready_at
+
+
 def test_the_last_plan_counts() -> None:
     """Planned anew, earlier or later or for the same time, an entry comes out once."""
     planned, one = DueTimes(0.125), Named("one")

@@ -44,7 +44,7 @@ from payclient.errors import (
     UsageError,
 )
 from payclient.events import Created, DecidedRefused, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
-from payclient.ledger import PurchaseHeldError, Shared, TransactionTakenError, archive_ledger, batch
+from payclient.ledger import Ledger, PurchaseHeldError, Shared, TransactionTakenError, archive_ledger, batch
 from payclient.ledger import archive as archives
 from payclient.ledger.postgres import PostgresDatabase
 from payclient.ledger.sqlite import SqliteDatabase
@@ -212,6 +212,31 @@ async def test_an_archived_refusal_is_looked_at_before_it_is_sent_again(url: str
     assert service.posted == {"order-17": 1}
 
 
+async def two_open(ledger: Ledger, links_dead_at: float) -> tuple[Record, Record]:
+    """A form and a push of one purchase, both open."""
+    form = attrs.evolve(fresh("form"), kind="form", purchase="cart", links_dead_at=links_dead_at)
+    push = attrs.evolve(fresh("push", at=NOW + 1), purchase="cart", beside_open_form=True)
+    await ledger.permit(form)
+    form = await ledger.apply(form, Prepared(at=NOW, expires_at=NOW + 20))
+    await ledger.permit(push)
+    return form, await ledger.apply(push, Lost(at=NOW + 9, expires_at=NOW + 300))
+
+
+async def test_two_payments_are_not_said_again_once_one_is_archived(
+    postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """What was said of the second payment has left the ledger with it; nobody is called a second time."""
+    url = postgres.url(database)
+    async with opened(url) as ledger:
+        for record in await two_open(ledger, BEFORE + 20):
+            await ledger.apply(record, FoundAccepted(at=NOW + 10, transaction_id=5))
+    assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
+    async with opened(url) as ledger:
+        assert isinstance(ledger, Shared)
+        await ledger.note_overpaid(BEFORE)
+        assert (await ledger.history("form"))[-1].event == "FoundAccepted"
+
+
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_later_payment_beside_an_archived_one_is_seen(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
@@ -220,12 +245,7 @@ async def test_a_later_payment_beside_an_archived_one_is_seen(
     next process where the one that wrote it died.
     """
     async with opened(url) as ledger:
-        form = attrs.evolve(fresh("form"), kind="form", purchase="cart", links_dead_at=NOW + 20)
-        push = attrs.evolve(fresh("push", at=NOW + 1), purchase="cart", beside_open_form=True)
-        await ledger.permit(form)
-        form = await ledger.apply(form, Prepared(at=NOW, expires_at=NOW + 20))
-        await ledger.permit(push)
-        push = await ledger.apply(push, Lost(at=NOW + 9, expires_at=NOW + 300))
+        form, push = await two_open(ledger, NOW + 20)
         await ledger.apply(form, FoundAccepted(at=NOW + 10, transaction_id=5))
     assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
     async with opened(url) as ledger:

@@ -218,6 +218,13 @@ async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService)
         assert (await outcome_of(service, pending)).paid is True
 
 
+async def test_a_hint_that_comes_before_the_sale_returns_is_known_to_its_handle(service: FakeService) -> None:
+    """The record that the send returns is older than the one with the hint, and does not take its place."""
+    ledger = HookedLedger(after={"Created": lambda: tracker.notify(hint())})
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).notified_at is not None
+
+
 async def test_a_wait_that_ended_leaves_nothing_behind(service: FakeService) -> None:
     """A page that waits a second, again and again, keeps no future of each wait until the sale is decided."""
 

@@ -254,6 +254,23 @@ os._exit(0)
     assert said == "still its own"
 
 
+def test_a_fork_after_a_close_leaves_the_child_its_files(tmp_path: Path) -> None:
+    """The number that the lock file had is another file's by then."""
+    program = """
+async def open_and_close():
+    await (await open_ledger("sqlite:" + sys.argv[1])).aclose()
+
+asyncio.run(open_and_close())
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(9)]
+if pid := os.fork():
+    os.waitpid(pid, 0)
+else:
+    print(len([os.fstat(each) for each in files]), flush=True)
+os._exit(0)
+"""
+    assert run(PRELUDE + program, tmp_path / "charges.db") == "9"
+
+
 def test_a_fork_waits_until_nobody_is_in_sqlite(tmp_path: Path) -> None:
     """The child would find SQLite's own locks taken by a thread that it does not have, and its first use would hang."""
     program = in_loop("""

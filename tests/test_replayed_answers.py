@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 import payclient
 import payclient.session as session_module
-from fake_ledgers import HookedLedger
+from fake_ledgers import HookedLedger, SharedLedger
 from fake_service import (
     LINKS,
     PROFILE,
@@ -23,19 +23,21 @@ from fake_service import (
     error_of,
     events_of,
     form,
+    lost_answer,
     lost_request,
     outcome_of,
+    posted,
     record_in,
     refuses,
     sale,
 )
 from fake_service import answer as respond
 from fake_service import tracking as following
-from payclient.events import Event, Recovered
+from payclient.events import Event, FoundAccepted, Recovered
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from raw_server import RawServer, answer, hang, next_turns, read, write
+from raw_server import RawServer, answer, hang, next_turns, read, turns, write
 from test_ledger import opened, url_of
 
 State = payclient.State
@@ -163,6 +165,13 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
     assert sum(json.loads(body)["clientTransactionId"] == "order-2" for body in server.bodies()) == 1
 
 
+def nameless(service: FakeService) -> None:
+    """Every query is answered by the first transaction, without the id of its sale."""
+    service.instead = lambda _: respond(
+        200, {name: each for name, each in service.sales[1000].items() if name != "clientTransactionId"}
+    )
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
 @pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
 async def test_the_answer_to_the_query_of_another_sale_decides_nothing(
@@ -175,8 +184,7 @@ async def test_the_answer_to_the_query_of_another_sale_decides_nothing(
         service.decide(state)
         service.scripts = [lost_request]
         second = await tracker.sale(sale("order-18", phone="0984111333"))
-        told = {name: each for name, each in service.sales[1000].items() if name != "clientTransactionId"}
-        service.instead = lambda _: respond(200, told)
+        nameless(service)
         outcome = await second.check()
         assert (outcome.state, outcome.transaction_id, outcome.report) == (State.UNKNOWN, None, None)
         assert await events_of(ledger, "order-18") == ["Permitted", "Lost", "Conflicted"]
@@ -188,13 +196,63 @@ async def test_the_answer_to_the_query_of_another_sale_pays_no_refused_one() -> 
     async with following(service) as tracker:
         await tracker.sale(sale())
         service.decide("Aceptado")
-        told = {name: each for name, each in service.sales[1000].items() if name != "clientTransactionId"}
         service.scripts = [refuses(22, 2061)]
         second = sale("order-18", phone="0984111333")
         await error_of(payclient.CustomerBusyError, tracker.sale(second))
-        service.instead = lambda _: respond(200, told)
+        nameless(service)
         await error_of(payclient.NotSentError, tracker.sale(second), match="another sale's transaction")
         assert await events_of(service.ledger, "order-18") == ["Permitted", "Refused"]
+
+
+class Asked(SharedLedger):
+    """A ledger that several processes share; something happens as it is asked who has a transaction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook: Callable[[], Awaitable[None]] | None = None
+
+    async def taken_by(self, record: Record, transaction_id: int) -> str | None:
+        if self.hook is not None:
+            await self.hook()
+        return await super().taken_by(record, transaction_id)
+
+
+async def test_a_ledger_that_cannot_say_who_has_a_transaction_leaves_the_sale_unknown() -> None:
+    """It was refused as existing, and found: to raise would say that nothing was created."""
+    service, ledger = FakeService(), Asked()
+
+    async def fail() -> None:
+        raise payclient.LedgerUnavailableError("away")
+
+    async with following(service, ledger) as tracker:
+        service.scripts = [posted(1, refuses(22, 2061))]
+        nameless(service)
+        ledger.hook = fail
+        pending = await tracker.sale(sale())
+        assert pending.state is State.UNKNOWN
+        ledger.hook = None
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid
+
+
+async def test_what_is_found_paid_while_the_ledger_is_read_is_not_given_back() -> None:
+    """The answer "cancelled" is older; no query of that one may undo what another process has found."""
+    service, ledger = FakeService(), Asked()
+
+    async def find_paid() -> None:
+        ledger.hook = None
+        found = FoundAccepted(at=service.clock.time(), transaction_id=1000)
+        await SharedLedger(ledger).apply(await record_in(ledger), found)
+        await turns()
+
+    async with following(service, ledger) as tracker:
+        service.scripts = [lost_answer]
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        nameless(service)
+        ledger.hook = find_paid
+        assert (await pending.check()).paid
+        assert (await record_in(ledger)).state is State.ACCEPTED
 
 
 async def test_one_answer_for_two_forms() -> None:

@@ -247,10 +247,14 @@ class OpenAsks:
                 identifier, what = ask.record.client_transaction_id, type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
-            ask.failures += 1
-            ask.recheck()
-            self.late.failed(error)
+            self.note_failure(ask, error)
         return False
+
+    def note_failure(self, ask: Followed, error: LedgerError) -> None:
+        """Note that the ledger failed, so that an answer about the ask counts for nothing: it is queried again."""
+        ask.failures += 1
+        ask.recheck()
+        self.late.failed(error)
 
     async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
         """Do what `apply` does. Raises `TransitionError` and `LedgerError`."""

@@ -122,10 +122,17 @@ class StatusQueries:
             if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
                 return None
             reading = self._reader(ask, query).second_report(report)
-        if await self.is_anothers(ask.record, reading.report):
+        record = ask.record  # of which it was read; the ledger may learn more meanwhile
+        try:
+            is_anothers = await self.is_anothers(record, reading.report)
+        except LedgerError as error:
+            ask.report = None
+            self._asks.note_failure(ask, error)
+            return None
+        if is_anothers:
             ask.report = None
             reading = conflict("a transaction that is another sale's", self._clock.time())
-        ask.is_answered = await self._write(ask, reading) and reading.is_about_ask
+        ask.is_answered = await self._write(ask, record, reading) and reading.is_about_ask
         # Once its customer has answered, also one of a request that was executed late.
         late = ask.begun + self._policy.absent_after + self._policy.sale_window
         is_pending = reading.report is not None and reading.report.state == "Pendiente"
@@ -219,9 +226,8 @@ class StatusQueries:
             self._poller.rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
             raise
 
-    async def _write(self, ask: Followed, reading: Reading) -> bool:
-        """Log and write what an answer means for an ask that is followed. Return whether the ledger has it."""
-        record = ask.record
+    async def _write(self, ask: Followed, record: Record, reading: Reading) -> bool:
+        """Log and write what an answer means, read by this record of an ask. Return whether the ledger has it."""
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         with suppress(LedgerError):  # then the write fails as well, or the same is written twice

@@ -284,8 +284,8 @@ class Conflicted(Event):
     what: str = attrs.field(converter=sanitize_text)
     #: A candidate id that turned out to be another sale's, and is dropped.
     candidate_id: int | None = None
-    #: True where our own answer says that the attempt exists, and it was called unpaid before.
-    exists: bool | None = None
+    #: The transaction that our own answer names of an attempt that was called unpaid before: a candidate.
+    created_id: int | None = None
 
 
 class Suspected(Event):

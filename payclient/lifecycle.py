@@ -325,7 +325,8 @@ def _changes(record: Record, event: Event) -> dict[str, Any]:
                 changes["candidate_ids"] = _with_candidate(record.candidate_ids, event.transaction_id)
             return changes
         case Conflicted():
-            return {"candidate_ids": _without(record.candidate_ids, event.candidate_id)}
+            rest = _without(record.candidate_ids, event.candidate_id)
+            return {"candidate_ids": _with_first_candidate(rest, event.created_id)}
     return {}
 
 

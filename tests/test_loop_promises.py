@@ -524,7 +524,7 @@ async def test_a_late_answer_that_created_what_is_called_refused_raises_an_alarm
         words = "called unpaid, and yet created as transaction 1000"
         assert [each.levelname for each in caplog.records if words in each.message] == ["CRITICAL"]
         newest = (await ledger.history("order-17"))[-1]
-        assert (newest.attempt, newest.detail) == (1, f'{{"what": "{words}", "exists": true}}')
+        assert (newest.attempt, newest.detail) == (1, f'{{"what": "{words}", "created_id": 1000}}')
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -547,6 +547,28 @@ async def test_what_was_created_though_it_is_called_refused_is_not_sent_again(
             assert (await record_in(ledger)).state.paid
     async with tracking(service, ledger) as tracker:
         assert (await tracker.sale(sale())).outcome.paid
+    assert service.posted == {"order-17": 1}
+
+
+@pytest.mark.parametrize("queries", [True, False])
+async def test_what_was_created_is_not_sent_again_where_its_own_id_cannot_be_queried(
+    service: Withheld, queries: bool
+) -> None:
+    """By the transaction that the answer names it is found; without any query nobody can say that it is not paid."""
+    assert PROFILE.status is not None
+    by_transaction = attrs.evolve(PROFILE.status, by_client_transaction_id=None)
+    profile, ledger = attrs.evolve(PROFILE, status=by_transaction if queries else None), Flaky()
+    async with selling(service, ledger.full_behind_it, ledger=ledger, profile=profile) as (tracker, _):
+        service.decide("Aceptado")
+        ledger.failing.clear()
+        at = service.clock.time()
+        await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await decide_as_operator(service, is_refused=True)
+        await service.clock.advance(10)
+        if queries:
+            assert (await tracker.sale(sale())).outcome.paid
+        else:
+            await error_of(payclient.NotSentError, tracker.sale(sale()), match="was created")
     assert service.posted == {"order-17": 1}
 
 

@@ -91,10 +91,12 @@ class LateWrites:
                 # A person called it unpaid, or a proof that was none.
                 what = f"called unpaid, and yet created as transaction {event.transaction_id}"
                 log("critical", "outcome_alarm", identifier, "%s", what)
+                named = Conflicted(at=event.at, what=what, created_id=event.transaction_id)
                 with suppress(TransitionError):  # it was archived since
-                    await self._ledger.apply(record, Conflicted(at=event.at, what=what, exists=True))
-                if known.attempt == record.attempt:
-                    self.on_contradicted(known)
+                    noted = await self._ledger.apply(record, named)
+                    if known.attempt == record.attempt:
+                        known = noted
+                        self.on_contradicted(known)
             elif known is not None and known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.

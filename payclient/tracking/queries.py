@@ -42,7 +42,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
-from payclient.tracking.recovery import by_attempt, history_of
+from payclient.tracking.recovery import by_attempt, history_of, says_exists
 from payclient.validation import is_personal, sanitize_text
 from payclient.wire import kept_fields
 
@@ -329,7 +329,7 @@ def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> boo
             return True  # its history, which may say that it exists, is in the archive's file alone
         case "sale", State.REFUSED:
             # Its code may have come into the profile since; what was known then, only the history has.
-            return before.error_code in codes or any(change.facts.get("exists") for change in history)
+            return before.error_code in codes or says_exists(history)
     return False
 
 
@@ -381,7 +381,8 @@ class Refusals:
         if not doubted:
             return None
         if is_refused:
-            return await self._find_refused(ended, doubted)
+            was_created = any("created_id" in change.facts for change in changes)
+            return await self._find_refused(ended, doubted, was_created=was_created)
         can_be_found = policy.can_query and policy.follows(ended)
         return await self._poller.query_unqueried(ended) if can_be_found else None
 
@@ -390,8 +391,13 @@ class Refusals:
         found, _ = await self._poller.asks.ledger.find((record.client_transaction_id,))
         return found[record.client_transaction_id]
 
-    async def _find_refused(self, before: Record, doubted: Sequence[Record]) -> Record | None:
+    async def _find_refused(
+        self, before: Record, doubted: Sequence[Record], *, was_created: bool
+    ) -> Record | None:
         identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
+        if report is None and was_created and not self._poller.policy.can_always_query:
+            words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
+            raise NotSentError(words, client_transaction_id=identifier)
         if report is None:
             return None
         newest = await self._poller.asks.ledger.get(identifier)

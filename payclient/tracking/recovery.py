@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
@@ -56,6 +56,11 @@ def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
 async def history_of(ledger: Ledger, record: Record) -> list[Change]:
     """Return the changes of one attempt, the newest first."""
     return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
+
+
+def says_exists(history: Iterable[Change]) -> bool:
+    """Return whether an answer to a POST of ours said that something exists, though the attempt was called unpaid."""
+    return any(change.facts.keys() & {"exists", "created_id"} for change in history)
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
@@ -131,8 +136,8 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     # The attempt may have been queried, but the answer "not found" leaves no event.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
-    # `Refused.exists`, of any attempt: once more, for an index that lags.
-    if is_refused and any(change.facts.get("exists") for change in history):
+    # Of any attempt: once more, for an index that lags.
+    if is_refused and says_exists(history):
         dues.append(decided_at + absent_after)
     return dues
 

@@ -21,11 +21,11 @@ from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
     LedgerUnavailableError,
+    Namer,
     NotSentError,
     OutcomeUnknownError,
     RefusedError,
     TrackerClosedError,
-    naming,
 )
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
@@ -151,7 +151,7 @@ class Attempts:
         beside_open_form: bool = False,
     ) -> Attempt:
         """Encode a sale or a form, checked by the profile."""
-        with naming(request.client_transaction_id):
+        with Namer(request.client_transaction_id):
             if purchase is not None:
                 check_purchase(purchase)
             if isinstance(request, SaleRequest):
@@ -194,7 +194,7 @@ class Attempts:
             sender, sent = attempt, start(self._send(attempt), self._poller.detached)
             self._in_flight[identifier] = sender, sent
         try:
-            with naming(identifier):
+            with Namer(identifier):
                 return await outlive(sent)
         except asyncio.CancelledError:
             if not is_cancelled_alone(sent):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
-from payclient.errors import LedgerError, TrackerClosedError, naming
+from payclient.errors import LedgerError, Namer, TrackerClosedError
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -467,7 +467,7 @@ class Poller:
         task = start(work, self.detached)
         task.add_done_callback(lambda _: at_end())
         try:
-            with naming(client_transaction_id):
+            with Namer(client_transaction_id):
                 return await outlive(task)
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):

@@ -217,6 +217,18 @@ class Asked(SharedLedger):
         return await super().taken_by(record, transaction_id)
 
 
+async def test_the_answer_to_the_query_of_another_sale_cancels_no_form() -> None:
+    """The form's customer may pay it still, and its cart would have been free for another ask."""
+    service = FakeService()
+    async with following(service, profile=payclient.PAYPHONE) as tracker:
+        await tracker.sale(sale())
+        service.sales[1000]["transactionStatus"] = "Canceled"
+        await tracker.prepare(form(), purchase="cart-1")
+        nameless(service)
+        assert (await tracker.returned("id=0&clientTransactionId=form-1")).state is State.PENDING
+        assert await events_of(service.ledger, "form-1") == ["Permitted", "Prepared", "Returned"]
+
+
 async def test_a_ledger_that_cannot_say_who_has_a_transaction_leaves_the_sale_unknown() -> None:
     """It was refused as existing, and found: to raise would say that nothing was created."""
     service, ledger = FakeService(), Asked()

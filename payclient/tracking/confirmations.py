@@ -313,6 +313,8 @@ class Confirmer:
         if not self._poller.policy.by_client_id:
             return True
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+        if await self._queries.is_anothers(record, report):
+            return False
         if report is not None and self.confirm_first(record, report):
             return True
         decides = report is None or report.state in ("Aceptado", "Cancelado")

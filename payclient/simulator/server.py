@@ -220,7 +220,7 @@ class Simulator(Books):
         return [entry for entry in self.log if entry.number > after]
 
     def overview(self) -> dict[str, object]:
-        """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
+        """Return what the page shows: counts, the newest pending sales and forms, and the newest log entry's number."""
         self.timetable.run_due()
         pending = (sale.as_json() for sale in reversed(self.sales.values()) if sale.how is None)
         forms = list(self.forms.values())[-_SHOWN:][::-1]

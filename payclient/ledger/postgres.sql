@@ -390,7 +390,8 @@ JOIN payclient.open_attempts USING (attempt_id) JOIN payclient.attempts ON id = 
 WHERE event IN ('Notified', 'Returned')
 
 -- Payments beside another one of their purchase, as far as they are in the newest changes, after which no ask of it was
--- said to be paid twice, or archived as paid: that is said before. The newest last. CASE fixes the order: what costs more is looked up for fewer.
+-- said to be paid twice, or archived as paid: that is said before. The newest last. CASE fixes the order: what costs
+-- more is looked up for fewer.
 -- name: unsaid
 SELECT purchase, client_transaction_id, (SELECT max(version) FROM payclient.changes WHERE attempt_id = a.id)
 FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
@@ -401,7 +402,8 @@ WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND 
         WHERE purchase = a.purchase AND (state = 'accepted' OR state = 'reversing')) < 2 THEN false
     ELSE (SELECT count(*) FROM payclient.attempts AS ask, LATERAL (
             SELECT FROM payclient.changes
-            WHERE attempt_id = ask.id AND cursor > c.cursor AND (event = 'Overpaid' OR (event = 'Archived' AND after = 'accepted'))
+            WHERE attempt_id = ask.id AND cursor > c.cursor
+                AND (event = 'Overpaid' OR (event = 'Archived' AND after = 'accepted'))
             OFFSET 0  -- by the attempt alone
         ) AS said WHERE purchase = a.purchase) = 0 END
 ORDER BY cursor

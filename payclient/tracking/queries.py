@@ -42,7 +42,7 @@ from payclient.tracking.evidence import (
     verdict,
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
-from payclient.tracking.recovery import by_attempt, history_of, says_exists
+from payclient.tracking.recovery import by_attempt, history_of, names_existing
 from payclient.validation import is_personal, sanitize_text
 from payclient.wire import kept_fields
 
@@ -329,7 +329,7 @@ def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> boo
             return True  # its history, which may say that it exists, is in the archive's file alone
         case "sale", State.REFUSED:
             # Its code may have come into the profile since; what was known then, only the history has.
-            return before.error_code in codes or says_exists(history)
+            return before.error_code in codes or names_existing(history)
     return False
 
 

@@ -58,7 +58,7 @@ async def history_of(ledger: Ledger, record: Record) -> list[Change]:
     return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
 
 
-def says_exists(history: Iterable[Change]) -> bool:
+def names_existing(history: Iterable[Change]) -> bool:
     """Return whether an answer to a POST of ours said that something exists, though the attempt was called unpaid."""
     return any(change.facts.keys() & {"exists", "created_id"} for change in history)
 
@@ -137,7 +137,7 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
     # Of any attempt: once more, for an index that lags.
-    if is_refused and says_exists(history):
+    if is_refused and names_existing(history):
         dues.append(decided_at + absent_after)
     return dues
 

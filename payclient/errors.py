@@ -32,7 +32,6 @@ messages are kept, bounded.
 """
 
 from collections.abc import Iterable
-from copy import copy
 from types import TracebackType
 from typing import Any
 
@@ -78,8 +77,10 @@ class Namer:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         if isinstance(error, PayError) and error.client_transaction_id is None:
-            named = copy(error)
-            named.client_transaction_id = self._client_transaction_id
+            # Not by `copy`, which calls the class: an error that a token's callable raises may want other arguments.
+            named = error.__class__.__new__(error.__class__)
+            named.args = error.args
+            named.__dict__ |= error.__dict__ | {"client_transaction_id": self._client_transaction_id}
             raise named.with_traceback(traceback) from None
 
 

@@ -462,6 +462,22 @@ async def test_each_error_names_its_own_charge(service: FakeService) -> None:
     assert named == ["first", "second", "third", "fourth", "fifth"]
 
 
+async def test_an_error_of_a_token_s_own_class_stays_one(service: FakeService) -> None:
+    """Its class is called with other arguments than ours are."""
+
+    class ExpiredError(payclient.PayError):
+        def __init__(self, who: str, when: int) -> None:
+            super().__init__(f"{who} has no token since {when}")
+            self.when = when
+
+    async def token() -> str:
+        raise ExpiredError("shop", 17)
+
+    async with tracking(service, token=token) as tracker:
+        raised = await error_of(ExpiredError, tracker.sale(sale()), match="shop has no token since 17")
+    assert (raised.when, raised.client_transaction_id) == (17, "order-17")
+
+
 async def test_a_tracker_is_entered_once(service: FakeService) -> None:
     """Whoever left the inner block would close the tracker of the outer one."""
     async with tracking(service) as tracker:

@@ -404,7 +404,7 @@ def test_an_encoding_that_is_neither_is_asked_for(read: Read) -> None:
     raw = f"{HEADER},reference\n{GOOD},García Muñoz\n".encode("cp850")
     for name in ("rows.csv", "rows.jsonl"):
         for other in (raw, raw.decode("cp850").encode("utf-16")):
-            with pytest.raises(InvalidRequestError, match="give --encoding"):
+            with pytest.raises(InvalidRequestError, match="save it as CSV UTF-8, or give --encoding"):
                 read(other, name)
     assert the_request(read(raw, encoding="cp850")).reference == "García Muñoz"
     assert "is not of the file's encoding" in errors_of(read(raw, encoding="utf-8"))[0]

@@ -164,7 +164,7 @@ def _decode(raw: bytes, given: str | None) -> tuple[str, str]:
             codec = "cp1252"
             if _FOREIGN.search(raw):
                 raise InvalidRequestError(
-                    "is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
+                    "is neither UTF-8 nor Windows-1252 (cp1252): save it as CSV UTF-8, or give --encoding"
                 ) from None
     codec = codecs.lookup(codec).name
     return codec, raw.decode(codec, "surrogateescape")

@@ -253,7 +253,9 @@ async def test_a_backup_in_the_place_of_a_ledger_that_was_killed(tmp_path: Path)
         left = log.read_bytes()
     log.write_bytes(left)
     shutil.copyfile(copy, path)
-    await error_of(ConfigurationError, open_ledger(url), match="-wal is of the ledger that was there")
+    for read_only in (False, True):
+        opening = open_ledger(url, read_only=read_only)
+        await error_of(ConfigurationError, opening, match="-wal is of the ledger that was there")
     assert (path.read_bytes(), log.read_bytes()) == (copy.read_bytes(), left)
     log.unlink()
     async with opened(url) as ledger:

@@ -126,7 +126,7 @@ def _check_file(path: str) -> None:
 
 
 def _check_log(path: str) -> None:
-    """Raise `ConfigurationError` where the log beside a file that nobody owns is another one's.
+    """Raise `ConfigurationError` where the log beside a file that this process does not own is another one's.
 
     A backup has no write-ahead log. SQLite would mix its pages with those of the log of a ledger that was killed, and
     then finds no charge of many. Where there is no log the file is left to SQLite: to close it drops locks.
@@ -322,6 +322,8 @@ def open_to_read(path: str) -> OpenFile:
     _check_file(path)
     try:
         with ExitStack() as undo:
+            if not _held:  # else to close the file would drop the locks of a ledger that is owned here
+                _check_log(path)
             connection = _connect_to_read(path)
             undo.callback(_close, connection)
             if not _is_made(connection):

@@ -368,12 +368,13 @@ class Process:
 
     async def hear(self, transaction_id: int, client_id: str) -> None:
         """A notification came in."""
+        world = self.world
+        # One that was made up before there was such a transaction told nobody of it, however late the answer to it is.
+        transaction = world.service.transactions.get(transaction_id)
         notified = self.tracker.notify(hint(transaction_id, client_id))
         if (receipt := await self._answer(f"notify {client_id}", notified)) is None:
             return
-        world = self.world
         world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
-        transaction = world.service.transactions.get(transaction_id)
         if transaction is not None and transaction.client_id == client_id and world.settings.workers == 1:
             record = world.store.newest(client_id)
             if record is not None and record.state in (payclient.State.SENDING, payclient.State.UNKNOWN):

@@ -82,6 +82,9 @@ def test_a_token_that_is_not_taken_stops_the_sending(
     assert states.count("refused") < 5
     assert willing.truth("refused-") == {}
     assert "401" in ran.err
+    # The rows need no mending.
+    assert "to do: 20 rows not finished; run again:" in ran.err
+    assert "refused; mend" not in ran.err
     monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
     assert charge(willing, rows_of("refused", 20)).code == 0
 

@@ -85,8 +85,12 @@ def may_send(known: Record | None, retry: Collection[str]) -> bool:
     """
     if known is None or known.state is not State.REFUSED:
         return known is None
-    passes = known.error_type in PASSING or known.evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
-    return passes or "refused" in retry
+    return passes(known.error_type, known.evidence) or "refused" in retry
+
+
+def passes(error_type: str | None, evidence: str) -> bool:
+    """Return whether a refusal is about the moment, and not about the row."""
+    return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
 
 
 @attrs.define(eq=False, repr=False, weakref_slot=False)

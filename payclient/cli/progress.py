@@ -192,10 +192,10 @@ def outcome_table(tally: Tally) -> Table:
 
 
 def _say_reasons(lines: Iterable[Line]) -> None:
-    """Print why rows were not sent, the commonest reasons first."""
+    """Print why rows were not sent, or will be sent again, the commonest reasons first."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for line in lines:
-        if line.message and not line.state:
+        if line.message and (line.passes or not line.state):
             words = sanitize_text(line.message).removeprefix(f"{NOT_SENT_YET}: ")
             reasons.setdefault((line.label, words), []).append(line.client_transaction_id)
     for (each, words), keys in sorted(reasons.items(), key=lambda found: -len(found[1]))[:REASONS]:
@@ -213,13 +213,15 @@ def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterato
     origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
     at_ledger = "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
     unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
+    unfinished += tally.passing
+    retry = again if "--retry" in again else f"{again} --retry refused"
     undecided = counts[State.UNKNOWN] + counts[State.EXPIRED]
     run_again = {130: ("run.go_on", 1), 5: ("todo.report", 1)}.get(code, ("todo.again", unfinished))
     for key, count, command in (
         (*run_again, again),
         ("todo.resolve", undecided, f"payclient ledger list --unresolved{at_ledger}"),
         ("todo.other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
-        ("todo.refused", counts[State.REFUSED], again if "--retry" in again else f"{again} --retry refused"),
+        ("todo.refused", counts[State.REFUSED] - tally.passing, retry),
         (
             "todo.cancelled",
             counts[State.CANCELLED],

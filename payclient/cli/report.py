@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from payclient.batch import ChargeRow
-from payclient.batch.lanes import is_refusal
+from payclient.batch.lanes import is_refusal, passes
 from payclient.cli import tables
 from payclient.cli.files import atomic_write, private, write_file
 from payclient.cli.terminal import iso
@@ -84,6 +84,8 @@ class Line:
     receipt: Mapping[str, str] = attrs.field(factory=dict)
     #: The purchase as the row names it; empty: the client transaction id.
     purchase: str = ""
+    #: Whether it was refused for what is about the moment, such as the token: the same command sends it again.
+    passes: bool = False
 
     @property
     def label(self) -> str:
@@ -128,6 +130,7 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
         amount=row.request.amount,
         currency=row.request.currency,
         purchase=row.purchase or "",
+        passes=facts.get("state") == State.REFUSED and passes(type(error).__name__, facts["evidence"]),
         **facts | error_facts(error),
     )
 
@@ -159,6 +162,8 @@ class Tally:
         self.counts: Counter[str] = Counter()
         #: Cents by (label, currency).
         self.money: Counter[tuple[str, str]] = Counter()
+        #: Rows that were refused, and that the same command sends again.
+        self.passing = 0
         for line in lines:
             self.add(line)
 
@@ -166,6 +171,7 @@ class Tally:
         """Count a row; -1 times: take it out again, because the row has a newer line."""
         self.counts[line.label] += times
         self.money[line.label, line.currency] += times * line.amount
+        self.passing += times * line.passes
 
     @property
     def done(self) -> int:

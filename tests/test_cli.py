@@ -45,8 +45,7 @@ def test_rows_of_one_purchase_are_charged_once(willing: Service, tmp_path: Path,
     for number, row in enumerate(rows):
         row |= {"pedido": f"order-{min(number, 1)}", "order": {"billTo": {"firstName": "Ana"}}}
     file = write_jsonl(tmp_path / "rows.jsonl", rows)
-    charge(willing, file, "--map", "purchase=pedido")
-    # Once more, since the two may have been under way at the same time.
+    # The two are under way at the same time; the end of the run knows what became of the first.
     ran = charge(willing, file, "--map", "purchase=pedido", "--html", str(tmp_path / "report.html"))
     assert ran.code == 3
     paid, unsent = ([row for row in ran.report.values() if row["paid"] == p] for p in ("true", "false"))
@@ -69,6 +68,18 @@ def test_a_purchase_that_is_open_is_called_so(silent: Service, charge: Charge) -
     assert (unsent["paid"], unsent["evidence"]) == ("", "purchase open")
     assert sent["client_transaction_id"] in unsent["message"]
     assert list(silent.truth("open")) == [sent["client_transaction_id"]]
+
+
+def test_a_purchase_that_was_open_is_free_at_the_end(unwilling: Service, charge: Charge) -> None:
+    """Its first row was cancelled while the run went on: the other is not sent yet, and the next run sends it."""
+    rows = [row | {"purchase": "x"} for row in rows_of("freed", 2)]
+    ran = charge(unwilling, rows)
+    assert (ran.code, len(unwilling.truth("freed"))) == (4, 1)
+    assert sorted(row["state"] for row in ran.report.values()) == ["", "cancelled"]
+    assert "1 row not finished" in ran.err
+    assert "may be paid" not in ran.err
+    charge(unwilling, rows)
+    assert len(unwilling.truth("freed")) == 2
 
 
 def test_a_token_that_is_not_taken_stops_the_sending(

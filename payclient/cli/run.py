@@ -20,13 +20,22 @@ from payclient.batch.lanes import CHUNK, may_send
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress
-from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, ledger_line, line_of
+from payclient.cli.report import (
+    NOT_SENT_YET,
+    OTHER_CONTENT,
+    PURCHASE_OPEN,
+    Line,
+    Report,
+    Tally,
+    ledger_line,
+    line_of,
+)
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
 from payclient.clock import cancel_all
-from payclient.errors import PayError
+from payclient.errors import AlreadyPaidError, PayError
 from payclient.lifecycle import State
 from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
@@ -184,6 +193,7 @@ class Run:
             async for line in self._ledger_lines(tracker):
                 if _is_news(self.lines.get(line.client_transaction_id), line):
                     self._count(line)
+            await self._reread_purchases(tracker)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
             # The ledger cannot be read: what this process has sent is counted from memory.
@@ -192,6 +202,19 @@ class Run:
                 if key not in self.lines:
                     known = sales.get(key)
                     self._count(self._line(tracker, row, known) if known else line_of(row, None, error))
+
+    async def _reread_purchases(self, tracker: Tracker) -> None:
+        """Count each row anew whose purchase was open when its turn came, once the other ask is decided."""
+        for row in self._rows:
+            key = row.request.client_transaction_id
+            if key in self.lines and self.lines[key].label == PURCHASE_OPEN:
+                purchase = await tracker.purchase(row.purchase or key)
+                paid = next((ask.client_transaction_id for ask in purchase.asks if ask.paid), None)
+                if paid is not None:
+                    words = f"this purchase is paid by {paid}; nothing was sent"
+                    self._count(line_of(row, None, AlreadyPaidError(words)))
+                elif purchase.paid is False:
+                    self._count(line_of(row, None))
 
     # --- What is counted and written
 

@@ -327,6 +327,8 @@ def _changes(record: Record, event: Event) -> dict[str, Any]:
         case Conflicted():
             rest = _without(record.candidate_ids, event.candidate_id)
             return {"candidate_ids": _with_first_candidate(rest, event.created_id)}
+        case DecidedCancelled():
+            return {"candidate_ids": ()}  # the person has settled what was named so far
     return {}
 
 

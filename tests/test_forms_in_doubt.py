@@ -892,3 +892,21 @@ async def test_a_person_frees_the_purchase_of_a_form_in_doubt(service: FakeServi
         await service.clock.advance(30)
         await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="asked the service")
         assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+
+
+async def test_what_pays_a_form_that_a_person_has_cancelled_holds_its_purchase(service: FakeService) -> None:
+    """A crash left it unknown, its customer had the link, and paid after the person had looked."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, PROFILE) as tracker:
+        identifier = (await tracker.live_form("cart", form)).client_transaction_id
+    ledger.before = {}
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.resolve(identifier, as_="cancelled", actor="ana", reason="nobody had paid")
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
+        await passing(service, tracker.returned(service.pay(identifier)))
+        assert service.confirmed == {5001}
+        await held_by(tracker, "cart")
+        service.confirm_scripts.clear()
+        await service.clock.advance(30)
+        await collected_by(tracker, "cart")
+    assert not service.posted

@@ -29,6 +29,7 @@ from payclient.events import (
     Notified,
     Prepared,
     Recovered,
+    Returned,
     ReversalNotSent,
     ReversalPermitted,
 )
@@ -122,6 +123,15 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
             DecidedCancelled(at=NOW + 60, actor="Ana", reason="seen in the portal"),
         ),
         True,
+        True,
+    ),
+    "named after a person cancelled it": (
+        (
+            Recovered(at=NOW, expires_at=NOW + 1230),
+            DecidedCancelled(at=NOW + 60, actor="Ana", reason="seen in the portal"),
+            Returned(at=NOW + 70, transaction_id=7),
+        ),
+        False,
         True,
     ),
     "closed by its customer": ((PREPARED, Abandoned(at=NOW + 50)), False, True),

@@ -11,9 +11,7 @@
         OR (coalesce(links_dead_at > new.created_at, true) AND (
             state = 'expired' OR state = 'pending' OR state = 'sending'
             OR (state = 'unknown' AND (evidence <> 'no answer' OR candidate_ids IS NOT NULL))
-            OR (state = 'cancelled' AND (evidence = 'unpaid' OR (
-                evidence <> 'operator' AND candidate_ids IS NOT NULL
-            )))
+            OR (state = 'cancelled' AND (evidence = 'unpaid' OR candidate_ids IS NOT NULL))
         ))
     )))
 

@@ -233,11 +233,9 @@ def holds_purchase(known: Record, new: Record) -> bool:
 def may_be_paid(cancelled: Record) -> bool:
     """Return whether a cancelled form may be paid all the same, while its links live.
 
-    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since,
-    and no person has cancelled it.
+    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since.
     """
-    by_person = cancelled.evidence is Evidence.OPERATOR
-    return cancelled.evidence is Evidence.UNPAID or (bool(cancelled.candidate_ids) and not by_person)
+    return cancelled.evidence is Evidence.UNPAID or bool(cancelled.candidate_ids)
 
 
 def overpaid(asks: Iterable[Record], record: Record, at: float) -> Overpaid | None:

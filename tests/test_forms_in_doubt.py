@@ -910,3 +910,44 @@ async def test_what_pays_a_form_that_a_person_has_cancelled_holds_its_purchase(s
         await service.clock.advance(30)
         await collected_by(tracker, "cart")
     assert not service.posted
+
+
+@pytest.mark.parametrize("comes_back", ["before", "after"])
+async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
+    service: FakeService, comes_back: str
+) -> None:
+    """The service's portal shows it as approved; unconfirmed it was given back five minutes later, and called paid."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+    ledger.before = {}
+    async with tracking(service, ledger, BLIND) as tracker:
+        query = service.pay("form-1")
+        service.confirm_scripts = [reset] * 1000
+        if comes_back == "before":
+            await passing(service, tracker.returned(query))
+        await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the portal")
+        service.confirm_scripts.clear()
+        if comes_back == "after":
+            await passing(service, tracker.returned(query))
+        await service.clock.advance(60)
+        assert service.confirmed == {5001}
+        outcome = (await pending_of(tracker, "form-1")).outcome
+        assert (outcome.paid, outcome.transaction_id) == (True, 5001)
+
+
+async def test_a_declined_card_takes_nothing_from_a_form_that_a_person_has_accepted(
+    service: FakeService,
+) -> None:
+    """Another card paid it, which only the person knows."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+    ledger.before = {}
+    async with tracking(service, ledger, BLIND) as tracker:
+        declined = service.pay("form-1", transactionStatus="Canceled")
+        await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the portal")
+        for query in (declined, back(0)):
+            await passing(service, tracker.returned(query))
+            await service.clock.advance(400)
+            assert (await pending_of(tracker, "form-1")).outcome.paid is True

@@ -26,7 +26,7 @@ from payclient.errors import (
 )
 from payclient.events import Abandoned, Conflicted, Evidence, FoundCancelled, FoundPending, Returned
 from payclient.ledger.records import purchase_holder
-from payclient.lifecycle import APPROVED, DROPPED, PAID, Record, State
+from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
@@ -34,7 +34,7 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import history_of, unconfirmed_ids
-from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm
+from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm, is_confirmed
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -72,8 +72,8 @@ class Confirmer:
             what = "the form could not be used: is it opened from the registered domain?"
             log("warning", "form_unusable", record.client_transaction_id, what)
         transaction_id = back.transaction_id
-        is_over = record.archived or record.state in APPROVED or record.state is State.REFUSED
-        if is_over or (transaction_id is None and record.state is State.CANCELLED):
+        is_over = record.archived or is_confirmed(record) or record.state is State.REFUSED
+        if is_over or (transaction_id is None and record.state.decided):
             return Outcome.of(record)
         form = self._form(record)
         if form.has_room_for(transaction_id):
@@ -109,7 +109,7 @@ class Confirmer:
 
         Also of a form that is CANCELLED or REFUSED: it may yet be paid.
         """
-        if self.confirms and record.state not in APPROVED:
+        if self.confirms and not is_confirmed(record):
             for transaction_id in transaction_ids:
                 if (form := self._form(record)).has_room_for(transaction_id):
                     self._plan(form, transaction_id)
@@ -129,7 +129,7 @@ class Confirmer:
         A payment that the report shows is confirmed now. Another transaction may be the payment of a cancelled one,
         as long as its confirmation has no answer.
         """
-        if not self.confirms or record.kind != "form" or record.state in APPROVED:
+        if not self.confirms or record.kind != "form" or is_confirmed(record):
             return False
         form, waits = self._form(record), False
         if report.state == "Cancelado":
@@ -207,7 +207,7 @@ class Confirmer:
                 form.record = newest
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
-            settled = form.record.state in APPROVED or await self._try(form, current)
+            settled = is_confirmed(form.record) or await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
@@ -236,7 +236,7 @@ class Confirmer:
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
-        if current.transaction_id is None or current.on_record or record.state in APPROVED:
+        if current.transaction_id is None or current.on_record or is_confirmed(record):
             return
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
@@ -277,7 +277,7 @@ class Confirmer:
         """Confirm an id, or query a form that came back cancelled. Return whether the id needs no other request."""
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
-            return await self._query(form, current)
+            return record.state is State.ACCEPTED or await self._query(form, current)
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
         if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
@@ -290,6 +290,8 @@ class Confirmer:
         self._queries.note_request(form.tried_at, answered=True)
         if report.state == "Aceptado" and not await self._is_tied(record, transaction_id):
             return False
+        if report.state == "Cancelado" and record.state is State.ACCEPTED:
+            return True  # a person has seen another card pay
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, record, reading)
         current.in_doubt = not current.declined
@@ -367,7 +369,7 @@ class Confirmer:
         self._form(await self._queries.write(record, reading))
         # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
         # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
-        is_over = form.record.state in APPROVED or (current.declined and form.record.state.decided)
+        is_over = is_confirmed(form.record) or (current.declined and form.record.state.decided)
         return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:

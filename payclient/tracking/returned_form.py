@@ -10,7 +10,7 @@ import asyncio
 
 import attrs
 
-from payclient.lifecycle import APPROVED, DROPPED, Record
+from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.followup import NEVER, Scheduled
@@ -26,6 +26,11 @@ TURN = 1 / 20
 
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
+
+
+def is_confirmed(form: Record) -> bool:
+    """Return whether no payment of a form is confirmed any more: one was. A person's word alone confirms none."""
+    return form.state in APPROVED and (form.state is not State.ACCEPTED or form.transaction_id is not None)
 
 
 @attrs.define(eq=False)
@@ -180,7 +185,7 @@ class ReturnedForm(Scheduled):
 
         Returns whether the id is given up, because its window is over.
         """
-        if self.record.state in APPROVED:
+        if is_confirmed(self.record):
             self.close()
         if not current.open:
             return False

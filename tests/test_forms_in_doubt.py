@@ -33,13 +33,16 @@ from fake_service import (
     tracking,
     unlisted,
 )
-from payclient.events import Evidence
+from payclient.events import Evidence, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
+from test_confirming import BLIND, PROFILE, STATUS, back, passing, prepared, state_of, the_end
 
 State = payclient.State
+
+#: A service that is queried by client transaction id alone.
+UNNUMBERED = attrs.evolve(PROFILE, status=attrs.evolve(STATUS, by_transaction_id=None))
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -951,3 +954,26 @@ async def test_a_declined_card_takes_nothing_from_a_form_that_a_person_has_accep
             await passing(service, tracker.returned(query))
             await service.clock.advance(400)
             assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+@pytest.mark.parametrize("is_ours", [False, True], ids=["in the portal", "by a request without an answer"])
+@pytest.mark.parametrize("profile", [PROFILE, UNNUMBERED], ids=["", "by client id"])
+async def test_a_second_payment_that_nobody_confirms_takes_no_place(
+    service: FakeService, profile: payclient.ServiceProfile, is_ours: bool
+) -> None:
+    """Two cards paid one form. The confirmed payment is given back, and the service gives the other back, too."""
+    async with prepared(service, profile) as tracker:
+        query = service.pay("form-1")
+        service.pay("form-1", 5002)
+        assert (await passing(service, tracker.returned(query))).transaction_id == 5001
+        pending = await pending_of(tracker, "form-1")
+        if is_ours:
+            event = ReversalPermitted(at=service.clock.time(), expires_at=service.clock.time() + 20)
+            await service.ledger.apply(await record_in(service.ledger, "form-1"), event)
+            pending = await pending_of(tracker, "form-1")
+        service.sales[5001]["transactionStatus"] = "Canceled"
+        await service.clock.advance(60)
+        assert (await passing(service, pending.check())).transaction_id == 5001
+        await service.clock.advance(900)
+        assert await state_of(service) is State.REVERSED
+    assert service.confirmed == {5001}

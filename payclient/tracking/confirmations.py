@@ -126,10 +126,13 @@ class Confirmer:
     def confirm_first(self, record: Record, report: StatusReport) -> bool:
         """Plan what is confirmed before a report of a form decides, and return whether anything is.
 
-        A payment that the report shows is confirmed now. Another transaction may be the payment of a cancelled one,
-        as long as its confirmation has no answer.
+        A payment that the report shows is confirmed now, but a second one beside one that was confirmed: the service
+        gives that one back. Another transaction may be the payment of a cancelled one, as long as its confirmation has
+        no answer.
         """
-        if not self.confirms or record.kind != "form" or is_confirmed(record):
+        is_over = is_confirmed(record)
+        is_another = report.state == "Aceptado" and report.transaction_id not in (None, record.transaction_id)
+        if not self.confirms or record.kind != "form" or (is_over and not is_another):
             return False
         form, waits = self._form(record), False
         if report.state == "Cancelado":
@@ -137,7 +140,9 @@ class Confirmer:
         elif report.state == "Aceptado" and not find_mismatch(record, report):
             # Later the service would have reversed an unconfirmed payment.
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
-            if waits and report.transaction_id is not None:
+            if waits and is_over:
+                self._poller.recheck(record, after=2 * self._window)
+            elif waits and report.transaction_id is not None:
                 self._plan(form, report.transaction_id)
         if not waits:
             self._poller.plan_form(form)  # which forgets it

@@ -121,6 +121,8 @@ class StatusQueries:
                 answered, report = await self._request(ask, second)
             if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
                 return None
+            if self._waits_for_another(ask.record, report):
+                return None
             reading = self._reader(ask, query).second_report(report)
         record = ask.record  # of which it was read; the ledger may learn more meanwhile
         try:
@@ -150,6 +152,10 @@ class StatusQueries:
         if number is None or number == record.transaction_id:
             return False
         return await self._asks.ledger.taken_by(record, number) is not None
+
+    def _waits_for_another(self, form: Record, report: StatusReport | None) -> bool:
+        """Return whether a report shows a payment beside the confirmed one, which the service may yet give back."""
+        return report is not None and self._poller.confirmer.confirm_first(form, report)
 
     def _is_overtaken(self, ask: Followed, query: TransactionRef, before: State) -> bool:
         """Return whether the answer to this query may by now be out of date, or about something else.

@@ -191,6 +191,24 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
+@pytest.mark.parametrize("spelt", ["ORDER-2026-17", " order-2026-17 ", "order-2026-1"])
+@pytest.mark.parametrize("script", [lost_answer, posted(1, refuses(22, 2061))])
+async def test_a_transaction_whose_id_is_ours_in_another_spelling_is_nobody_elses(
+    service: Lagging, spelt: str, script: Script
+) -> None:
+    """A service that keeps our id so finds nothing under ours: the sale was called absent, and sent again."""
+    service.scripts, request = [script], sale("order-2026-17")
+    async with tracking(service) as tracker:
+        with suppress(payclient.CustomerBusyError):
+            await tracker.sale(request)
+        service.sales[1000] |= {"clientTransactionId": spelt, "state": "Aceptado"}
+        await tracker.notify(hint(identifier="order-2026-17"))
+        await service.clock.advance(2000)
+        with suppress(payclient.NotSentError):
+            assert (await tracker.sale(request)).state is State.UNKNOWN
+    assert service.posted == {"order-2026-17": 1}
+
+
 async def test_anothers_transaction_that_is_named_to_the_next_process_keeps_no_sale_unknown(
     service: Lagging,
 ) -> None:

@@ -25,6 +25,9 @@ from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.followup import FAILURES, Followed, Policy, TransactionRef, may_be_absent
 
+#: Characters that a service keeps of a client transaction id, at least, where it cuts long ones.
+SHORTEST_CUT = 10
+
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
 
@@ -133,6 +136,14 @@ def _differs(said: object, ours: object) -> bool:
     return said is not None and (type(said) is not type(ours) or said != ours)
 
 
+def may_be_spelt(ours: str, named: object) -> bool:
+    """Return whether a service may write our id so: left out, in another letter case, between blanks, or cut."""
+    if not isinstance(named, str):
+        return named is None
+    kept, whole = named.strip().casefold(), ours.casefold()
+    return kept == whole or (len(kept) >= SHORTEST_CUT and whole.startswith(kept))
+
+
 #: The words for what a person must look at, by the state of an attempt and the service's later word.
 ALARMS: dict[tuple[State | None, str], str] = {
     (State.CANCELLED, "Aceptado"): "cancelled, and yet accepted",
@@ -214,7 +225,7 @@ class AnswerReader:
             reading = conflict("found under other credentials than those that sent it", self.at)
             reading.warning = UNDER_ANOTHER
             return reading
-        if candidate_id is not None and named not in (None, record.client_transaction_id):
+        if candidate_id is not None and not may_be_spelt(record.client_transaction_id, named):
             ask.about(candidate_id).is_another = True
             what = f"transaction {candidate_id} is another's"
             event = Conflicted(at=self.at, what=what, candidate_id=candidate_id)

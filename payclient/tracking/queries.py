@@ -39,6 +39,7 @@ from payclient.tracking.evidence import (
     Reading,
     conflict,
     find_mismatch,
+    may_be_spelt,
     verdict,
 )
 from payclient.tracking.followup import LEASE, Followed, Policy, StatusSource, TransactionRef
@@ -460,14 +461,15 @@ class Refusals:
             )
             report = await self._queries.status(ids)
             queried_id, by_id = None if own_source else candidate_id, candidate_id is not None
-            if report is None or (by_id and report.client_transaction_id not in (None, identifier)):
+            if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
                 continue  # not found, or another's
             # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
             ours = [before, *doubted] if report.state == "Cancelado" else [before]
             if all(
                 find_mismatch(each, report, must_name_ours=by_id, candidate_id=queried_id) for each in ours
             ):
-                if queried_id is not None and not report.unreadable:
+                is_ours_misspelt = report.client_transaction_id not in (None, identifier)
+                if queried_id is not None and not (report.unreadable or is_ours_misspelt):
                     continue  # anybody may have named it
                 raise NotSentError("what was found under its id is not as it was sent")
             if await self._queries.is_anothers(before, report):

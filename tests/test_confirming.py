@@ -135,6 +135,50 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) ->
     assert service.confirms == {5001: 1}
 
 
+def confirm_without_names(service: FakeService, number: int, *, listed: bool = True) -> None:
+    """The next confirmation is carried out, and its answer does not say whose payment it is."""
+    named = {"clientTransactionId", "amount", "currency"}
+    told = {name: each for name, each in service.sales[number].items() if name not in named}
+    service.confirmed.add(number)
+    service.confirm_scripts = [lambda: answer(200, told)]
+    if not listed:
+        others = [each for other, each in service.sales.items() if other != number]
+        service.instead = lambda path: answer(200, others) if "/client/" in path else None
+
+
+async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(service: FakeService) -> None:
+    """The customer had closed the form, so that nobody queried it any more: it was called unpaid for ever."""
+    async with prepared(service) as tracker:
+        assert (await tracker.returned(back(0))).state is State.CANCELLED
+        service.pay("form-1")
+        confirm_without_names(service, 5001)
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(10)
+        assert await state_of(service) is State.ACCEPTED
+        await collected_by(tracker, "cart-1")
+    assert service.confirms == {5001: 1}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_declined_card_cancels_no_form_of_which_a_payment_was_confirmed_without_a_name(
+    service: FakeService, closed: bool
+) -> None:
+    """The payment is listed late, and the form was called cancelled for ever."""
+    async with prepared(service) as tracker:
+        if closed:
+            await tracker.returned(back(0))
+        service.pay("form-1", transactionStatus="Canceled")
+        service.pay("form-1", 5002)
+        confirm_without_names(service, 5002, listed=False)
+        await tracker.returned(back(5002))
+        await service.clock.advance(60)
+        await held_by(tracker, "cart-1")
+        service.instead = lambda path: None
+        await service.clock.advance(60)
+        assert await state_of(service) is State.ACCEPTED
+    assert service.confirms == {5002: 1}
+
+
 async def test_other_parameters_may_be_in_another_encoding(service: FakeService) -> None:
     """The return was refused, and the payment reversed where nothing else found it."""
     async with prepared(service) as tracker:

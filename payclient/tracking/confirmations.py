@@ -140,6 +140,7 @@ class Confirmer:
         elif report.state == "Aceptado" and not find_mismatch(record, report):
             # Later the service would have reversed an unconfirmed payment.
             waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
+            waits &= report.transaction_id not in form.nameless
             if waits and is_over:
                 self._poller.recheck(record, after=2 * self._window)
             elif waits and report.transaction_id is not None:
@@ -300,6 +301,11 @@ class Confirmer:
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, record, reading)
         current.in_doubt = not current.declined
+        is_named = reading.conflict is None or find_mismatch(record, report, candidate_id=transaction_id)
+        if report.state == "Aceptado" and not is_named:
+            current.is_nameless = True
+            if record.state in (State.CANCELLED, State.EXPIRED):  # the others are queried
+                form.begin(None, self._clock.monotonic())
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
         return is_settled and report.transaction_id == transaction_id
 
@@ -323,7 +329,9 @@ class Confirmer:
         if await self._queries.is_anothers(record, report):
             return False
         if report is not None and self.confirm_first(record, report):
-            return True
+            return not form.nameless
+        if report is None and form.nameless:
+            return False  # its list lags: what was confirmed is there
         decides = report is None or report.state in ("Aceptado", "Cancelado")
         if decides and not self._queries.can_see(record):
             return True

@@ -45,6 +45,8 @@ class Confirmation:
     refusals: int = 0
     #: Whether the service said that it is not paid.
     declined: bool = False
+    #: Whether the service confirmed it, and did not say whose it is: a query by our id does.
+    is_nameless: bool = False
     #: Whether it may be carried out already, by whatever process, until the service's latest answer shows otherwise.
     in_doubt: bool = True
     #: Whether no other ask of the purchase was in its way at a try: a form that is paid later waits for this one.
@@ -89,6 +91,11 @@ class ReturnedForm(Scheduled):
         busy = self.all_open() or self.task is not None
         return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
 
+    @property
+    def nameless(self) -> set[int | None]:
+        """The transactions that the service confirmed without saying whose they are."""
+        return {each.transaction_id for each in self.confirmations.values() if each.is_nameless}
+
     def all_open(self) -> list[Confirmation]:
         """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
@@ -109,7 +116,9 @@ class ReturnedForm(Scheduled):
         """
         named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
         answered = {
-            each.transaction_id for each in self.confirmations.values() if each.declined or not each.open
+            each.transaction_id
+            for each in self.confirmations.values()
+            if each.declined or not (each.open or each.is_nameless)
         }
         return {*self.record.candidate_ids, *self.confirmations} - named - answered
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count, repeat
 from typing import Any
 from unittest.mock import AsyncMock
@@ -146,17 +147,24 @@ def confirm_without_names(service: FakeService, number: int, *, listed: bool = T
         service.instead = lambda path: answer(200, others) if "/client/" in path else None
 
 
-async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(service: FakeService) -> None:
+@pytest.mark.parametrize("before", [[], ["Reviewing"], ["Pending"]])
+async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(
+    service: FakeService, before: list[str]
+) -> None:
     """The customer had closed the form, so that nobody queried it any more: it was called unpaid for ever."""
     async with prepared(service) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
         service.pay("form-1")
-        confirm_without_names(service, 5001)
+        confirm_without_names(service, 5001, listed=False)
+        states = [{"transactionId": 5001, "transactionStatus": each} for each in before]
+        service.confirm_scripts[:0] = [partial(answer, 200, each) for each in states]
         await tracker.notify(hint(5001, "form-1"))
         await service.clock.advance(10)
+        service.instead = lambda path: None
+        await service.clock.advance(20)
         assert await state_of(service) is State.ACCEPTED
         await collected_by(tracker, "cart-1")
-    assert service.confirms == {5001: 1}
+    assert service.confirms == {5001: 1 + len(before)}
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -301,13 +301,21 @@ class Confirmer:
         reading = read_confirmation(record, transaction_id, report, self._clock.time())
         is_settled = await self._take(form, current, record, reading)
         current.in_doubt = not current.declined
-        is_named = reading.conflict is None or find_mismatch(record, report, candidate_id=transaction_id)
-        if report.state == "Aceptado" and not is_named:
-            current.is_nameless = True
-            if record.state in (State.CANCELLED, State.EXPIRED):  # the others are queried
-                form.begin(None, self._clock.monotonic())
+        return is_settled and self._is_answered(form, current, reading, report)
+
+    def _is_answered(
+        self, form: ReturnedForm, current: Confirmation, reading: Reading, report: StatusReport
+    ) -> bool:
+        """Return whether an answer settles its id; query by our id what was confirmed without saying whose it is."""
+        record, transaction_id = form.record, current.transaction_id
+        if reading.conflict and not find_mismatch(record, report, candidate_id=transaction_id):
+            current.is_nameless = report.state == "Aceptado"
+            if current.is_nameless and record.state in (State.CANCELLED, State.EXPIRED):
+                form.begin(None, self._clock.monotonic())  # others are queried
+            if report.state not in ("Aceptado", "Cancelado"):
+                return False
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
-        return is_settled and report.transaction_id == transaction_id
+        return report.transaction_id == transaction_id
 
     async def _is_tied(self, form: Record, transaction_id: int) -> bool:
         """Return whether a payment is surely the form's: it was named to the form, or this token finds the form.

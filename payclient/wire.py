@@ -316,15 +316,21 @@ def decode_status(
     """Read the answer to a status query, by the profile; None is "no such transaction".
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is pending,
-    else cancelled. Raises a `RefusedError`, or `OutcomeUnknownError` where nothing can be read and where a cache
-    answered "not found".
+    else cancelled. What names another id beside one that names this one is left out. Raises a `RefusedError`, or
+    `OutcomeUnknownError` where nothing can be read and where a cache answered "not found".
     """
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
     if report is not None:
         return report
     if _is_array(answer):
-        report = _report_of_all([_read_report(entry, profile) for entry in answer.data])
+        reports = [_read_report(entry, profile) for entry in answer.data]
+        if client_transaction_id in {each.client_transaction_id for each in reports} - {None}:
+            # A search by the beginning of an id finds those of others, too.
+            reports = [
+                each for each in reports if each.client_transaction_id in (None, client_transaction_id)
+            ]
+        report = _report_of_all(reports)
     elif not _is_not_found(answer):
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
     if report is None and (response.header("age") or "0").strip() != "0":

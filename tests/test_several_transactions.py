@@ -100,6 +100,26 @@ async def test_whichever_of_two_is_approved_is_paid(
     assert service.posted == {"order-17": 2}
 
 
+@pytest.mark.parametrize("first", [1000, 999])
+async def test_what_a_search_finds_of_others_decides_nothing(
+    service: FakeService, first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service looks for ids that begin so: another's payment hid ours, or was one too many."""
+    async with selling(service, profile=BY_CLIENT) as (_, pending):
+        service.add_sale(999, clientTransactionId="order-170")
+        sales = sorted(service.sales.values(), key=lambda each: each["transactionId"] != first)
+        service.instead = lambda path: answer(200, sales)
+        await service.clock.advance(60)
+        assert pending.state is State.PENDING
+        service.decide("Aceptado")
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+    assert (alarms(caplog), await events_of(service.ledger)) == (
+        [],
+        ["Permitted", "Created", "FoundAccepted"],
+    )
+
+
 @pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
 async def test_the_cancelled_one_of_two_hides_no_paid_one(service: FakeService, profile: Profile) -> None:
     """Our answer named one, the customer approved the other: it is paid, under the other's id."""

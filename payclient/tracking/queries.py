@@ -115,16 +115,10 @@ class StatusQueries:
             reading = self._reader(ask, query).report(report)
             reading.is_about_ask &= not waits  # a payment that is not confirmed yet settles nothing
         if reading.needs_second_query:
-            # Another transaction of the same client transaction id may be paid, or open.
-            second = attrs.evolve(query, transaction_id=None, candidate_id=None)
-            answered = await self._poller.wait_for_turn()
-            if answered:
-                answered, report = await self._request(ask, second)
-            if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
+            second_reading = await self._query_second(ask, query, before)
+            if second_reading is None:
                 return None
-            if self._waits_for_another(ask.record, report):
-                return None
-            reading = self._reader(ask, query).second_report(report)
+            reading = second_reading
         record = ask.record  # of which it was read; the ledger may learn more meanwhile
         try:
             is_anothers = await self.is_anothers(record, reading.report)
@@ -143,6 +137,21 @@ class StatusQueries:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
         return reading.report
 
+    async def _query_second(self, ask: Followed, query: TransactionRef, before: State) -> Reading | None:
+        """Query by our id, too, and return what both answers mean; None where they do not tell yet.
+
+        Another transaction of the same client transaction id may be paid, or open.
+        """
+        second = attrs.evolve(query, transaction_id=None, candidate_id=None)
+        if not await self._poller.wait_for_turn():
+            return None
+        answered, report = await self._request(ask, second)
+        if not answered or any(self._is_overtaken(ask, each, before) for each in (query, second)):
+            return None
+        if report is not None and self._poller.confirmer.confirm_first(ask.record, report):
+            return None  # the service may yet give back what was paid beside the confirmed one
+        return self._reader(ask, query).second_report(report)
+
     async def is_anothers(self, record: Record, report: StatusReport | None) -> bool:
         """Return whether a report that names no sale is of a transaction that another one has: the answer about that
         one was given to this one's query.
@@ -153,10 +162,6 @@ class StatusQueries:
         if number is None or number == record.transaction_id:
             return False
         return await self._asks.ledger.taken_by(record, number) is not None
-
-    def _waits_for_another(self, form: Record, report: StatusReport | None) -> bool:
-        """Return whether a report shows a payment beside the confirmed one, which the service may yet give back."""
-        return report is not None and self._poller.confirmer.confirm_first(form, report)
 
     def _is_overtaken(self, ask: Followed, query: TransactionRef, before: State) -> bool:
         """Return whether the answer to this query may by now be out of date, or about something else.

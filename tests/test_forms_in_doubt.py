@@ -915,6 +915,32 @@ async def test_what_pays_a_form_that_a_person_has_cancelled_holds_its_purchase(s
     assert not service.posted
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_a_person_has_settled_holds_its_purchase_once_it_is_confirmed(
+    service: FakeService, again: bool
+) -> None:
+    """It was being confirmed as the person decided, or came back again; its answer was lost, and a push was sent."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+    ledger.before = {}
+    async with tracking(service, ledger, BLIND) as tracker:
+        service.confirm_scripts = [reset] * 1000
+        query = service.pay("form-1")
+        await passing(service, tracker.returned(query))
+        await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="nobody had paid")
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 1000
+        if again:
+            await passing(service, tracker.returned(query))
+        await service.clock.advance(20)
+        assert service.confirmed == {5001}
+        await held_by(tracker, "cart-1")
+        service.confirm_scripts.clear()
+        await service.clock.advance(30)
+        await collected_by(tracker, "cart-1")
+    assert not service.posted
+
+
 @pytest.mark.parametrize("comes_back", ["before", "after"])
 async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
     service: FakeService, comes_back: str

@@ -242,7 +242,11 @@ class Confirmer:
         After a crash the next process goes on from it: the confirmation may be carried out, and its answer lost.
         """
         record = form.record
-        if current.transaction_id is None or current.on_record or is_confirmed(record):
+        if current.transaction_id is None or is_confirmed(record):
+            return
+        # A person's decision takes out of the ledger what was named before.
+        is_settled = record.evidence is Evidence.OPERATOR and not record.candidate_ids
+        if current.on_record and not is_settled:
             return
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:

@@ -187,6 +187,17 @@ async def test_a_declined_card_cancels_no_form_of_which_a_payment_was_confirmed_
     assert service.confirms == {5002: 1}
 
 
+async def test_a_confirmation_answered_without_its_number_may_be_anothers(service: FakeService) -> None:
+    """A proxy gave the answer to the wrong request: the service gave the payment back, and it was called paid."""
+    async with prepared(service) as tracker:
+        query = service.pay("form-1")
+        service.confirm_scripts = [lambda: answer(200, {"transactionStatus": "Approved"}), *[reset] * 1000]
+        await passing(service, tracker.returned(query))
+        await service.clock.advance(2000)
+        assert (await state_of(service)) is State.CANCELLED
+    assert not service.confirmed
+
+
 async def test_other_parameters_may_be_in_another_encoding(service: FakeService) -> None:
     """The return was refused, and the payment reversed where nothing else found it."""
     async with prepared(service) as tracker:

@@ -312,14 +312,15 @@ class Confirmer:
     ) -> bool:
         """Return whether an answer settles its id; query by our id what was confirmed without saying whose it is."""
         record, transaction_id = form.record, current.transaction_id
+        is_about_it = report.transaction_id == transaction_id
         if reading.conflict and not find_mismatch(record, report, candidate_id=transaction_id):
-            current.is_nameless = report.state == "Aceptado"
+            current.is_nameless = is_about_it and report.state == "Aceptado"
             if current.is_nameless and record.state in (State.CANCELLED, State.EXPIRED):
                 form.begin(None, self._clock.monotonic())  # others are queried
             if report.state not in ("Aceptado", "Cancelado"):
                 return False
         # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
-        return report.transaction_id == transaction_id
+        return is_about_it
 
     async def _is_tied(self, form: Record, transaction_id: int) -> bool:
         """Return whether a payment is surely the form's: it was named to the form, or this token finds the form.

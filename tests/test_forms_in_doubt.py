@@ -965,6 +965,27 @@ async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
         assert (outcome.paid, outcome.transaction_id) == (True, 5001)
 
 
+async def test_a_payment_that_a_person_has_accepted_is_confirmed_by_the_next_process(
+    service: FakeService,
+) -> None:
+    """The process ended before it was confirmed: it was given back, and called paid."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+    ledger.before = {}
+    async with tracking(service, ledger, BLIND) as tracker:
+        service.confirm_scripts = [reset] * 1000
+        await passing(service, tracker.returned(service.pay("form-1")))
+        await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the portal")
+    service.confirm_scripts.clear()
+    before = service.confirms[5001]
+    for _ in range(2):  # once it is confirmed, nobody confirms it again
+        async with tracking(service, ledger, BLIND):
+            await service.clock.advance(60)
+        assert service.confirmed == {5001}
+    assert service.confirms[5001] == before + 1
+
+
 async def test_a_declined_card_takes_nothing_from_a_form_that_a_person_has_accepted(
     service: FakeService,
 ) -> None:

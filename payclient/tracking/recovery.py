@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import FoundPending, Notified, Recovered, Returned
+from payclient.events import DecidedAccepted, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
+from payclient.tracking.returned_form import is_confirmed
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -66,11 +67,12 @@ def names_existing(history: Iterable[Change]) -> bool:
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     """Return the transaction ids that were named to this attempt since its last decision, the newest first.
 
-    None: the browser came back cancelled.
+    A person's word that it is paid confirms none. None: the browser came back cancelled.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
     for change in await history_of(ledger, record):
-        if change.after.decided and change.before is not change.after:
+        is_decision = change.after.decided and change.before is not change.after
+        if is_decision and change.event != DecidedAccepted.__name__:
             break
         transaction_id = change.facts.get("transaction_id")
         # A return without an id was a cancelled one; a report without an id named nothing.
@@ -95,7 +97,8 @@ async def look_back(poller: Poller) -> None:
 
 
 async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
-    """Confirm the forms that were abandoned in the last `seconds`, and query other unpaid attempts that need it.
+    """Confirm the forms that were abandoned, or that a person accepted, in the last `seconds`, and query other unpaid
+    attempts that need it.
 
     First write which purchases were paid twice, where a process ended before it wrote that.
     """
@@ -107,7 +110,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
         return
     async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
-            if record.state is State.CANCELLED and may_be_paid(record):
+            if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
         elif can_query:
             for due in await _queries_due(ledger, record, poller.policy.absent_after):
@@ -115,14 +118,22 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
-    """Yield what was cancelled or refused since a UTC time, and is so still. A record may come twice."""
+    """Yield what was cancelled or refused since a UTC time, and is so still, and forms that only a person accepted.
+
+    A record may come twice.
+    """
     cursor, unpaid = await _cursor_at(ledger, since - DISORDER), (State.CANCELLED, State.REFUSED)
     # A page at a time: a busy day has a hundred thousand.
     while changes := await ledger.changes(cursor):
         cursor = changes[-1].cursor
-        found = {each.client_transaction_id for each in changes if each.after in unpaid and each.at >= since}
+        found = {
+            each.client_transaction_id
+            for each in changes
+            if (each.after in unpaid or each.event == DecidedAccepted.__name__) and each.at >= since
+        }
         for record in (await ledger.get_many(list(found))).values():
-            if record.state in unpaid:
+            is_word = record.state is State.ACCEPTED and record.kind == "form" and not is_confirmed(record)
+            if record.state in unpaid or is_word:
                 yield record
 
 

@@ -36,7 +36,7 @@ from payclient.session import PaySession
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
-from payclient.tracking.queries import Refusals
+from payclient.tracking.refusals import Refusals
 from payclient.validation import loggable_id
 from payclient.wire import HttpRequest
 

@@ -30,8 +30,8 @@ from payclient.tracking.forms import Forms
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
-from payclient.tracking.queries import Refusals
 from payclient.tracking.rate_limit import RateLimit
+from payclient.tracking.refusals import Refusals
 from worlds import store
 
 __all__ = ["VARIANTS", "broken"]

@@ -1,0 +1,252 @@
+"""What ended unpaid, and may exist all the same: it is queried before another ask is sent.
+
+Proxies repeat a POST, a service lists late, and where nobody could query an ask its end proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from payclient.errors import CustomerBusyError, LedgerUnavailableError, NotSentError, RefusedError
+from payclient.events import Evidence, Exhausted, Lost
+from payclient.ledger import Change
+from payclient.lifecycle import DROPPED, Record, State
+from payclient.logs import tracker_log as log
+from payclient.models import StatusReport
+from payclient.tracking.evidence import find_mismatch, may_be_spelt, verdict
+from payclient.tracking.followup import Policy, TransactionRef
+from payclient.tracking.recovery import by_attempt, names_existing
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
+
+
+def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> bool:
+    """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
+
+    The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
+    """
+    match before.kind, before.state:
+        case "form", State.UNKNOWN:
+            return True  # nobody here has its links, and another ledger may have prepared the same id
+        case _, State.EXPIRED:
+            # Its process could query no status. One that was queried to the end may be asked beside.
+            ends = (change.facts for change in history if change.event == Exhausted.__name__)
+            return bool(next(ends, None))
+        case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
+            return True  # its history, which may say that it exists, is in the archive's file alone
+        case "sale", State.REFUSED:
+            # Its code may have come into the profile since; what was known then, only the history has.
+            return before.error_code in codes or names_existing(history)
+    return False
+
+
+def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str, int | None]]:
+    """Return the kind and the id to query attempts by: each that was named to them, the newest first, then None for our
+    own. An id may have been that of a sale and of a form.
+    """
+    newest = attempts[::-1]
+    named = ((one.kind, each) for one in newest for each in reversed(one.candidate_ids) if each != DROPPED)
+    ids: list[tuple[str, int | None]] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
+    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.can_always_query else ids
+
+
+class Refusals:
+    """Finds what exists though it was refused, since proxies repeat a POST, or though nobody could query it."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._queries = poller.queries
+        self._duplicates = poller.session.profile.duplicate_codes
+
+    async def _wait_for_turn(self) -> None:
+        if not await self._poller.wait_for_turn():
+            raise NotSentError("a query could not be made in time by the rate")
+
+    async def check_unchanged(self, refused: Sequence[Record]) -> None:
+        """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
+        found, _ = await self._poller.asks.ledger.find([each.client_transaction_id for each in refused])
+        for each in refused:
+            attempts = found.get(each.client_transaction_id, ())[each.attempt - 1 :]
+            if attempts and attempts[0].version > each.version:
+                words = "an earlier attempt was notified, or found, as this one connected"
+                raise NotSentError(words, client_transaction_id=each.client_transaction_id)
+
+    async def find_ended(self, ended: Record) -> Record | None:
+        """Query an ask that ended unpaid, and may exist all the same, before another one is sent.
+
+        Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
+        while a refused attempt is open, and `NotSentError` if nobody can tell.
+        """
+        policy, is_refused = self._poller.policy, ended.state is State.REFUSED
+        # Of several refused attempts any may exist, whatever the newest one met.
+        attempts = await self._attempts(ended) if is_refused and ended.attempt > 1 else [ended]
+        # Read once: an id that is sent every few minutes has many attempts.
+        needs_history = is_refused or ended.state is State.EXPIRED
+        changes = await self._poller.asks.ledger.history(ended.client_transaction_id) if needs_history else ()
+        history = by_attempt(changes)
+        doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
+        if not doubted:
+            return None
+        if is_refused:
+            was_created = any("created_id" in change.facts for change in changes)
+            return await self._find_refused(ended, doubted, was_created=was_created)
+        can_be_found = policy.can_query and policy.follows(ended)
+        return await self._poller.query_unqueried(ended) if can_be_found else None
+
+    async def _attempts(self, record: Record) -> list[Record]:
+        """Return every attempt of the id, the newest last."""
+        found, _ = await self._poller.asks.ledger.find((record.client_transaction_id,))
+        return found[record.client_transaction_id]
+
+    async def _find_refused(
+        self, before: Record, doubted: Sequence[Record], *, was_created: bool
+    ) -> Record | None:
+        identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
+        if report is None and was_created and not self._poller.policy.can_always_query:
+            words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
+            raise NotSentError(words, client_transaction_id=identifier)
+        if report is None:
+            return None
+        newest = await self._poller.asks.ledger.get(identifier)
+        if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
+            return newest  # another process has sent it since, which was found
+        if self._poller.confirmer.confirm_first(before, report):
+            report = attrs.evolve(report, state="Pendiente")
+        now, policy = self._poller.clock.time(), self._poller.policy
+        reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
+        before = await self._queries.write(before, reading)
+        is_paid = before.state is State.ACCEPTED
+        if report.state in ("Pendiente", None):
+            words = "an earlier attempt of this sale waits for the customer"
+            raise CustomerBusyError(words, client_transaction_id=identifier)
+        # "Cancelado" is final once nobody can approve it any more (§3).
+        if report.state == "Cancelado" and now < max(map(policy.longest_end, (before, *doubted))):
+            words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
+            raise CustomerBusyError(words, client_transaction_id=identifier)
+        if report.state == "Aceptado" and not is_paid:
+            words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
+        return before if is_paid else None
+
+    async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
+        """Do what `_find` does. Raises `NotSentError` where that fails, or other credentials leave a doubt."""
+        identifier = before.client_transaction_id
+        try:
+            report = await self._find(before, doubted)
+        except Exception as failed:  # a user's own source may raise anything
+            why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
+            words = f"an earlier attempt may exist, and cannot be queried ({why})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
+        if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
+            found = "not found" if report is None else "found"
+            words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
+            raise NotSentError(words, client_transaction_id=identifier)
+        return report
+
+    async def _find(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
+        """Query by each transaction id that was named, then by client transaction id; return the first that decides.
+
+        One that is cancelled decides where nothing else is found. None: nothing of this attempt is found.
+        """
+        identifier = before.client_transaction_id
+        own_source, cancelled = self._queries.source is not None, None
+        for kind, candidate_id in _ids_to_query(doubted, self._poller.policy):
+            await self._wait_for_turn()
+            ids = TransactionRef(
+                client_transaction_id=identifier,
+                transaction_id=None,
+                candidate_id=candidate_id,
+                kind=kind,
+            )
+            report = await self._queries.status(ids)
+            queried_id, by_id = None if own_source else candidate_id, candidate_id is not None
+            if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
+                continue  # not found, or another's
+            # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
+            ours = [before, *doubted] if report.state == "Cancelado" else [before]
+            if all(
+                find_mismatch(each, report, must_name_ours=by_id, candidate_id=queried_id) for each in ours
+            ):
+                is_ours_misspelt = report.client_transaction_id not in (None, identifier)
+                if queried_id is not None and not (report.unreadable or is_ours_misspelt):
+                    continue  # anybody may have named it
+                raise NotSentError("what was found under its id is not as it was sent")
+            if await self._queries.is_anothers(before, report):
+                raise NotSentError("another sale's transaction was found under its id")
+            report = attrs.evolve(report, transaction_id=queried_id or report.transaction_id)
+            if report.state != "Cancelado":
+                return report
+            cancelled = report
+        return cancelled
+
+    def is_duplicate(self, refused: RefusedError) -> bool:
+        """Return whether the service refused an id because it has it already."""
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        return bool(codes & self._duplicates)
+
+    def says_exists(self, refused: RefusedError) -> bool:
+        """Return whether a refusal says that something exists: 2061, or a duplicate."""
+        return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
+
+    async def find_existing(self, record: Record, refused: RefusedError, lost: Lost) -> Record | None:
+        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
+
+        A proxy may send a POST twice: the first creates, and the second is answered by 2061 or "duplicate". A query by
+        client transaction id shows whether that happened. `lost` is the event that makes the attempt unknown.
+        """
+        if not self.says_exists(refused):
+            return None
+        may_exist, report = await self._query_existing(record, self.is_duplicate(refused))
+        if not may_exist:
+            return None
+        record = await self._poller.asks.write(record, lost)
+        if report is not None:
+            identifier = record.client_transaction_id
+            log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
+            ask = self._poller.asks.follow(record)
+            if ask is not None:
+                query = TransactionRef(client_transaction_id=identifier, transaction_id=None)
+                await self._queries.take(ask, query, report)
+                record = ask.record
+        return record
+
+    async def _query_existing(self, record: Record, is_duplicate: bool) -> tuple[bool, StatusReport | None]:
+        """Return whether an attempt that was refused as existing may exist, and what a query found of it."""
+        if not self._poller.policy.by_client_id:
+            return is_duplicate, None  # 2061 stays a refusal
+        identifier = record.client_transaction_id
+        try:
+            # An earlier attempt that was thought absent may be there after all.
+            earlier = await self._attempts(record) if is_duplicate else []
+            await self._wait_for_turn()
+            report = await self._queries.query_session(client_transaction_id=identifier)
+            if not self._queries.can_see(record):  # the token was renewed: it may find another account's
+                return True, None
+        except Exception as failed:  # any failure leaves the outcome unknown
+            what = "refused as existing, and the query failed: %s"
+            log("warning", "existing_not_found", identifier, what, type(failed).__name__)
+            return True, None
+        is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
+        return is_doubted or report is not None, report
+
+    def plan_queries(self, record: Record, error: Exception) -> None:
+        """Query an attempt that was refused, and may exist all the same, or one before it may."""
+        earlier = self._poller.asks.find(record.client_transaction_id)
+        is_planned = earlier is not None and earlier.recheck_at < math.inf
+        if record.state is State.REFUSED and record.notified_at is not None:
+            self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
+        if record.kind != "sale" or not (isinstance(error, RefusedError) or record.state.decided):
+            return  # where the ledger failed the permit may not be there: the earlier attempt's look stays planned
+        if is_planned or (isinstance(error, RefusedError) and self.says_exists(error)):
+            # The service may list late what it says exists: query when its list has surely caught up.
+            self._poller.recheck(record, after=self._poller.policy.absent_after)
+        elif not record.state.decided:
+            # Not written yet: the ledger may have a notification of it.
+            self._poller.recheck(record, after=self._poller.policy.least_gap)

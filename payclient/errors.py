@@ -32,7 +32,6 @@ messages are kept, bounded.
 """
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -61,27 +60,15 @@ class PayError(Exception):
         self.client_transaction_id = client_transaction_id
 
 
-class Namer:
-    """Names the charge in an error that is raised within and names none: in a copy, since others may be given it, too.
-
-    No `contextmanager`: each sale enters two, and one of those costs 2 us.
-    """
-
-    __slots__ = ("_client_transaction_id",)
-
-    def __init__(self, client_transaction_id: str) -> None:
-        self._client_transaction_id = client_transaction_id
-
-    def __enter__(self) -> None:
-        """Nothing is to be done before an error."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if isinstance(error, PayError) and error.client_transaction_id is None:
-            # Not by `copy`, which calls the class: an error that a token's callable raises may want other arguments.
-            named = error.__class__.__new__(error.__class__)
-            named.args = error.args
-            named.__dict__ |= error.__dict__ | {"client_transaction_id": self._client_transaction_id}
-            raise named.with_traceback(traceback) from None
+def named_error(error: PayError, client_transaction_id: str) -> PayError:
+    """Return an error that names the charge: a copy where it names none, since others may be given it, too."""
+    if error.client_transaction_id is not None:
+        return error
+    # Not by `copy`, which calls the class: an error that a token's callable raises may want other arguments.
+    copied = error.__class__.__new__(error.__class__)
+    copied.args = error.args
+    copied.__dict__ |= error.__dict__ | {"client_transaction_id": client_transaction_id}
+    return copied.with_traceback(error.__traceback__)
 
 
 class ConfigurationError(PayError):

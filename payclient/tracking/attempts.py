@@ -21,11 +21,12 @@ from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
     LedgerUnavailableError,
-    Namer,
     NotSentError,
     OutcomeUnknownError,
+    PayError,
     RefusedError,
     TrackerClosedError,
+    named_error,
 )
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
@@ -151,13 +152,15 @@ class Attempts:
         beside_open_form: bool = False,
     ) -> Attempt:
         """Encode a sale or a form, checked by the profile."""
-        with Namer(request.client_transaction_id):
+        try:
             if purchase is not None:
                 check_purchase(purchase)
             if isinstance(request, SaleRequest):
                 http, lane = self.session.encode_sale(request), self.lane(request)
             else:
                 http, lane = self.session.encode_prepare(request), b""
+        except PayError as error:
+            raise named_error(error, request.client_transaction_id) from error.__cause__
         digest = content_digest(http.body, self._ledger.digest_key)
         return Attempt(request, http, digest, purchase, lane, beside_open_form)
 
@@ -194,8 +197,9 @@ class Attempts:
             sender, sent = attempt, start(self._send(attempt), self._poller.detached)
             self._in_flight[identifier] = sender, sent
         try:
-            with Namer(identifier):
-                return await outlive(sent)
+            return await outlive(sent)
+        except PayError as error:
+            raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:
             if not is_cancelled_alone(sent):
                 raise

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
-from payclient.errors import LedgerError, Namer, TrackerClosedError
+from payclient.errors import LedgerError, PayError, TrackerClosedError, named_error
 from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -467,8 +467,9 @@ class Poller:
         task = start(work, self.detached)
         task.add_done_callback(lambda _: at_end())
         try:
-            with Namer(client_transaction_id):
-                return await outlive(task)
+            return await outlive(task)
+        except PayError as error:
+            raise named_error(error, client_transaction_id) from error.__cause__
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):
                 raise

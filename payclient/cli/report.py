@@ -163,7 +163,7 @@ class Tally:
         #: Cents by (label, currency).
         self.money: Counter[tuple[str, str]] = Counter()
         #: Rows that were refused, and that the same command sends again.
-        self.passing = 0
+        self.passing: int = 0
         for line in lines:
             self.add(line)
 

@@ -915,15 +915,21 @@ async def test_what_pays_a_form_that_a_person_has_cancelled_holds_its_purchase(s
     assert not service.posted
 
 
+async def left_in_doubt(service: FakeService, purchase: str | None = None) -> HookedLedger:
+    """The ledger of a process that ended before the answer to its Prepare was on record."""
+    ledger = HookedLedger(before={"Prepared": disk_full})
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form(), purchase=purchase)
+    ledger.before = {}
+    return ledger
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_what_a_person_has_settled_holds_its_purchase_once_it_is_confirmed(
     service: FakeService, again: bool
 ) -> None:
     """It was being confirmed as the person decided, or came back again; its answer was lost, and a push was sent."""
-    ledger = HookedLedger(before={"Prepared": disk_full})
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form(), purchase="cart-1")
-    ledger.before = {}
+    ledger = await left_in_doubt(service, "cart-1")
     async with tracking(service, ledger, BLIND) as tracker:
         service.confirm_scripts = [reset] * 1000
         query = service.pay("form-1")
@@ -946,10 +952,7 @@ async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
     service: FakeService, comes_back: str
 ) -> None:
     """The service's portal shows it as approved; unconfirmed it was given back five minutes later, and called paid."""
-    ledger = HookedLedger(before={"Prepared": disk_full})
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
-    ledger.before = {}
+    ledger = await left_in_doubt(service)
     async with tracking(service, ledger, BLIND) as tracker:
         query = service.pay("form-1")
         service.confirm_scripts = [reset] * 1000
@@ -969,10 +972,7 @@ async def test_a_payment_that_a_person_has_accepted_is_confirmed_by_the_next_pro
     service: FakeService,
 ) -> None:
     """The process ended before it was confirmed: it was given back, and called paid."""
-    ledger = HookedLedger(before={"Prepared": disk_full})
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
-    ledger.before = {}
+    ledger = await left_in_doubt(service)
     async with tracking(service, ledger, BLIND) as tracker:
         service.confirm_scripts = [reset] * 1000
         await passing(service, tracker.returned(service.pay("form-1")))
@@ -990,10 +990,7 @@ async def test_a_declined_card_takes_nothing_from_a_form_that_a_person_has_accep
     service: FakeService,
 ) -> None:
     """Another card paid it, which only the person knows."""
-    ledger = HookedLedger(before={"Prepared": disk_full})
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
-    ledger.before = {}
+    ledger = await left_in_doubt(service)
     async with tracking(service, ledger, BLIND) as tracker:
         declined = service.pay("form-1", transactionStatus="Canceled")
         await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the portal")

@@ -128,8 +128,8 @@ def _check_file(path: str) -> None:
 def _check_log(path: str) -> None:
     """Raise `ConfigurationError` where the log beside a file that this process does not own is another one's.
 
-    A backup has no write-ahead log. SQLite would mix its pages with those of the log of a ledger that was killed, and
-    then finds no charge of many. Where there is no log the file is left to SQLite: to close it drops locks.
+    A backup has no write-ahead log. SQLite would mix its pages with those in the log of a ledger that was killed, and
+    would not find many charges. Without a log the file is not opened here, since closing it drops SQLite's locks.
     """
     log = f"{path}-wal"
     if not os.path.exists(log) or os.path.getsize(log) == 0:

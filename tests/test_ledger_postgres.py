@@ -654,6 +654,25 @@ async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: Postgr
     assert await ledger.get("order-2") == fresh("order-2")
 
 
+async def test_a_poolers_next_server_as_another_program_left_it(
+    postgres: PostgresServer, databases: list[PostgresDatabase], ledger: PostgresLedger
+) -> None:
+    """What a permit and the feed wait for may stay out of sight there, and the warning that a commit is on no standby
+    be left out.
+    """
+    session = databases[-1].connection
+    await session.execute("SET default_transaction_isolation = 'repeatable read'")
+    await error_of(LedgerUnavailableError, ledger.permit(fresh()))
+    await error_of(LedgerUnavailableError, ledger.changes())
+    await session.execute("RESET ALL")
+    async with configured(postgres, "synchronous_standby_names", "nobody"):
+        await session.execute("SET client_min_messages = error")
+        await error_of(LedgerUnavailableError, ledger.permit(fresh()))
+    assert await ledger.get("order-1") is None
+    assert await ledger.permit(fresh())
+    assert await ledger.changes() == []
+
+
 async def test_nothing_stays_at_the_servers_of_a_pooler(
     databases: list[PostgresDatabase], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

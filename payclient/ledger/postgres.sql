@@ -113,10 +113,12 @@ CREATE FUNCTION payclient.write(
 ) RETURNS SETOF text LANGUAGE plpgsql
 {by_index} AS $$
 BEGIN
-    IF current_setting('synchronous_commit') = 'off' OR (current_setting('synchronous_commit') = 'local'
-        AND current_setting('synchronous_standby_names') <> '')
+    -- Behind a pooler the session may be another one at each call, as another program left it.
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off'
+        OR (current_setting('synchronous_standby_names') <> '' AND (current_setting('synchronous_commit') = 'local'
+            OR current_setting('client_min_messages') = 'error'))
     THEN
-        RAISE EXCEPTION 'synchronous_commit could lose this';
+        RAISE EXCEPTION 'the session could lose this';
     END IF;
     PERFORM pg_advisory_xact_lock($1);
     IF cardinality($4) > 0 THEN
@@ -194,6 +196,9 @@ DECLARE
     last bigint;
     writers text[];
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'what is waited for would stay out of sight';
+    END IF;
     SELECT max(cursor) INTO last FROM payclient.changes;
     IF last IS NULL OR last <= since THEN
         RETURN;

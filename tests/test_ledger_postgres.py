@@ -110,6 +110,15 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
         ("ALTER TABLE payclient.meta DROP digest_key", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
         ("DROP INDEX payclient.open_attempts_due", "lacks"), ("DROP FUNCTION payclient.write", "lacks"),
+        # As after a restore that went on over an error: two processes at once would be granted one permit each.
+        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_client_transaction_id_attempt_key", "made: att"),
+        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_purchase_ask_key", "made: attempts_purchase_ask_key"),
+        ("ALTER TABLE payclient.changes DROP CONSTRAINT changes_attempt_id_version_key", "made: changes_a"),
+        # A crash of the server would empty it; a process would give numbers that readers of the feed have passed.
+        ("ALTER TABLE payclient.attempts SET UNLOGGED", "made: attempts"),
+        ("ALTER SEQUENCE payclient.cursors CACHE 100", "made: cursors"),
+        # Rows were restored into a ledger that `init` had made: which key counts would change with each write.
+        ("INSERT INTO payclient.meta SELECT * FROM payclient.meta", "two digest keys"),
         ("SELECT setval('payclient.cursors', 1, false)", "behind"), ("SELECT setval('payclient.cursors', 1)", "behind"),
     ],
 )  # fmt: skip
@@ -611,6 +620,15 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         await error_of(ConfigurationError, open_ledger(url), match=words)
     async with aclosing(await open_ledger(url, read_only=True)) as reader:
         assert len(await reader.changes()) == 1
+    await postgres.execute(new_database, "ALTER TABLE payclient.meta ENABLE ROW LEVEL SECURITY")
+    await error_of(ConfigurationError, open_ledger(url), match="another program")
+    await postgres.execute(new_database, "CREATE POLICY all_of_it ON payclient.meta USING (true)")
+    await postgres.execute(new_database, "REVOKE EXECUTE ON FUNCTION payclient.write FROM PUBLIC")
+    await error_of(
+        ConfigurationError,
+        open_ledger(url),
+        match="SELECT on meta, UPDATE on meta, SELECT on transactions, EXECUTE on write",
+    )
     await postgres.execute(new_database, "DROP OWNED BY clerk")
     await postgres.execute(new_database, "DROP ROLE clerk")
 

@@ -105,6 +105,7 @@ HARMS: dict[str, str | Callable[[Path], object]] = {
     "lacks a table": "ALTER TABLE attempts ADD COLUMN note TEXT",
     "lacks": "DROP TRIGGER guard_change",
     "no digest key": "DELETE FROM meta",
+    "two digest keys": "INSERT INTO meta SELECT * FROM meta",
     "hard link": lambda path: path.with_name("second.db").hardlink_to(path),
     "not a SQLite database": lambda path: path.write_text("client_transaction_id,amount\n" * 100),
     "another program's": lambda path: raw(path, "CREATE TABLE users (name TEXT)"),

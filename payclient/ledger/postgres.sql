@@ -330,9 +330,11 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 SELECT count(n.oid) > 0, count(c.oid) FILTER (WHERE relname = 'meta') > 0, count(c.oid) > 0
 FROM pg_namespace AS n LEFT JOIN pg_class AS c ON relnamespace = n.oid WHERE nspname = $1
 
--- Tables, views, indices, functions and guards.
+-- Tables, views, indices, functions and guards; not what a crash of the server empties, nor a sequence whose numbers a
+-- session keeps for later.
 -- name: names
 SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
+    AND relpersistence = 'p' AND NOT EXISTS (SELECT FROM pg_sequence WHERE seqrelid = c.oid AND seqcache > 1)
 UNION ALL SELECT proname FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = $1
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
     JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1 AND tgenabled IN ('O', 'A')
@@ -346,7 +348,10 @@ SELECT privilege, relation FROM (VALUES
     ('meta', ARRAY['SELECT', 'UPDATE']), ('records', ARRAY['SELECT']), ('history', ARRAY['SELECT']),
     ('transactions', ARRAY['SELECT']), ('cursors', ARRAY['USAGE'])
 ) AS needs (relation, privileges), unnest(privileges) AS privilege, to_regclass(format('%I.%I', $1::text, relation)) AS r
-WHERE NOT CASE privilege WHEN 'USAGE' THEN has_sequence_privilege(r, 'USAGE') ELSE has_table_privilege(r, privilege) END
+WHERE NOT CASE privilege WHEN 'USAGE' THEN has_sequence_privilege(r, 'USAGE')
+    ELSE has_table_privilege(r, privilege) AND NOT row_security_active(r) END
+UNION ALL SELECT 'EXECUTE', proname::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace
+WHERE nspname = $1 AND proname IN ('write', 'find', 'asks', 'news') AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY relation, privilege
 
 -- Whether a number that was given is given again, as where rows were copied without their sequence: readers of

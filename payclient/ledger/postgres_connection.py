@@ -24,7 +24,14 @@ import asyncpg
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import (
+    VERSION,
+    check_one_key,
+    check_version,
+    missing,
+    read_statements,
+    refuse_if,
+)
 from payclient.logs import ledger_log as log
 from payclient.secret import Secret
 
@@ -48,6 +55,13 @@ FAULTS = (
     ValueError,
 )
 
+#: The unique keys, by the names that the server gives them: a restore that failed amid may have left one out.
+_KEYS = frozenset(
+    {
+        "attempts_pkey", "attempts_client_transaction_id_attempt_key", "attempts_purchase_ask_key", "changes_pkey",
+        "changes_attempt_id_version_key", "form_links_pkey", "open_attempts_pkey",
+    }
+)  # fmt: skip
 
 #: Connections of this process.
 _open_here: weakref.WeakSet[asyncpg.Connection] = weakref.WeakSet()
@@ -119,7 +133,7 @@ class Server:
             for key, sql in read_statements("postgres.sql").items()
         }
         #: The tables, views, indices, functions and guards that a ledger must have.
-        self._names = set(
+        self._names = _KEYS.union(
             re.findall(r'^CREATE [A-Z ]+ (?:"[^"]+"\.)?(\w+)', self.statements["schema"], re.MULTILINE)
         )
 
@@ -182,20 +196,22 @@ class Server:
             raise missing(self.location)
         created = not meta and await self._create(connection)
         try:
-            row = await connection.fetchrow(self.statements["meta"])
+            rows = await connection.fetch(self.statements["meta"])
         except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
-            row = None
-        if row is None:
+            rows = []
+        if not rows:
             raise foreign
-        check_version(row[0])
+        (version, digest_key), *others = rows
+        check_version(version)
+        check_one_key(others)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
-        if not present >= self._names:
+        if lost := ", ".join(sorted(self._names - present)):
             raise ConfigurationError(
-                "the ledger lacks a table, an index, a function or a trigger that it was made with"
+                f"the ledger lacks a table, a key, an index, a function or a trigger as it was made: {lost}"
             )
         if not self._read_only:
             await self._check_writable(connection)
-        return bytes(row[1]), created
+        return bytes(digest_key), created
 
     async def _check_writable(self, connection: asyncpg.Connection) -> None:
         if lacking := await connection.fetch(self.statements["missing_rights"], self.schema):

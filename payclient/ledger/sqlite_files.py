@@ -21,7 +21,14 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger import unavailable
-from payclient.ledger.records import VERSION, check_version, missing, read_statements, refuse_if
+from payclient.ledger.records import (
+    VERSION,
+    check_one_key,
+    check_version,
+    missing,
+    read_statements,
+    refuse_if,
+)
 
 try:
     import fcntl
@@ -376,10 +383,11 @@ def _parts(connection: sqlite3.Connection) -> set[str]:
 
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
-    key = connection.execute(STATEMENTS["digest_key"]).fetchone()
-    if key is None or len(key[0]) != 32:
+    (key,), *others = connection.execute(STATEMENTS["digest_key"]).fetchall() or [(b"",)]
+    if len(key) != 32:
         raise ConfigurationError("the ledger has no digest key")
-    return bytes(key[0])
+    check_one_key(others)
+    return bytes(key)
 
 
 def _set(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:

@@ -117,6 +117,9 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
         # A crash of the server would empty it; a process would give numbers that readers of the feed have passed.
         ("ALTER TABLE payclient.attempts SET UNLOGGED", "made: attempts"),
         ("ALTER SEQUENCE payclient.cursors CACHE 100", "made: cursors"),
+        # Left behind by a program that copied rows without guards.
+        ("DO $$ BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || "
+         "' SET session_replication_role = replica'; END $$", "made: close_decided, drop_archived, guard_change"),
         # Rows were restored into a ledger that `init` had made: which key counts would change with each write.
         ("INSERT INTO payclient.meta SELECT * FROM payclient.meta", "two digest keys"),
         ("SELECT setval('payclient.cursors', 1, false)", "behind"), ("SELECT setval('payclient.cursors', 1)", "behind"),
@@ -289,6 +292,14 @@ async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, k
             [*map(repr, (str(error), error)), *(str(frame.locals) for frame in ours)]
         )
         error = error.__context__
+
+
+@pytest.mark.parametrize(
+    "option", ["connect_timeout=5", "timezone=odd", "fsync=on", "channel_binding=require"]
+)
+async def test_an_option_of_another_program(url: str, option: str) -> None:
+    """As hosts of databases give it for psycopg: no outage, and named as what it is."""
+    await error_of(ConfigurationError, open_ledger(f"{url}?{option}"), match="an option behind the [?] of")
 
 
 # Several processes that write
@@ -620,6 +631,11 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         await error_of(ConfigurationError, open_ledger(url), match=words)
     async with aclosing(await open_ledger(url, read_only=True)) as reader:
         assert len(await reader.changes()) == 1
+    await postgres.execute(new_database, "ALTER ROLE clerk SET default_transaction_read_only = on")
+    await error_of(ConfigurationError, open_ledger(url), match="must write")
+    async with aclosing(await open_ledger(url, read_only=True)) as reader:
+        assert len(await reader.changes()) == 1
+    await postgres.execute(new_database, "ALTER ROLE clerk RESET ALL")
     await postgres.execute(new_database, "ALTER TABLE payclient.meta ENABLE ROW LEVEL SECURITY")
     await error_of(ConfigurationError, open_ledger(url), match="another program")
     await postgres.execute(new_database, "CREATE POLICY all_of_it ON payclient.meta USING (true)")

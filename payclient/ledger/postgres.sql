@@ -330,14 +330,15 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 SELECT count(n.oid) > 0, count(c.oid) FILTER (WHERE relname = 'meta') > 0, count(c.oid) > 0
 FROM pg_namespace AS n LEFT JOIN pg_class AS c ON relnamespace = n.oid WHERE nspname = $1
 
--- Tables, views, indices, functions and guards; not what a crash of the server empties, nor a sequence whose numbers a
+-- Tables, views, indices, functions, and guards that fire; not what a crash of the server empties, nor a sequence whose numbers a
 -- session keeps for later.
 -- name: names
 SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
     AND relpersistence = 'p' AND NOT EXISTS (SELECT FROM pg_sequence WHERE seqrelid = c.oid AND seqcache > 1)
 UNION ALL SELECT proname FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = $1
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
-    JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1 AND tgenabled IN ('O', 'A')
+    JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
+    AND tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
 
 -- Which rights the user lacks to write a permit, and how its charge ends. What is missing altogether is in `names`.
 -- name: missing_rights

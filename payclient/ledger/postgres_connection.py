@@ -187,7 +187,7 @@ class Server:
 
     async def check(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
         """Check the server and the schema; return the digest key, and whether the schema was made."""
-        _check_settings(await connection.fetchrow(self.statements["settings"]))
+        _check_settings(await connection.fetchrow(self.statements["settings"]), read_only=self._read_only)
         _, meta, filled = await connection.fetchrow(self.statements["existing"], self.schema)
         foreign = ConfigurationError(f"the database's schema {self.schema} is another program's")
         if filled and not meta:
@@ -254,6 +254,12 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
         )
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
+    except (asyncpg.UndefinedObjectError, asyncpg.DataError, asyncpg.CantChangeRuntimeParamError) as error:
+        # asyncpg hands what it does not know itself, such as psycopg's `connect_timeout`, on as a setting.
+        name = type(error).__name__
+        fault = ConfigurationError(
+            f"an option behind the ? of the ledger's address is not asyncpg's, nor a setting of the server ({name})"
+        )
     except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
         what = "the ledger's server takes no more connections, or is starting or stopping"
         fault = _BusyServerError(f"{what} ({type(error).__name__})")
@@ -268,15 +274,18 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
     raise fault
 
 
-def _check_settings(row: Sequence[Any]) -> None:
+def _check_settings(row: Sequence[Any], *, read_only: bool) -> None:
     """Raise `ConfigurationError` for the first setting with which a ledger could not write, or could lose a permit."""
-    commit, standbys, fsync, pages, read_only, isolation, encoding, shown, *server = row
+    commit, standbys, fsync, pages, writes_nothing, isolation, encoding, shown, *server = row
     is_standby, version, server_time = server
     ahead = time.time() - server_time
     refuse_if(
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
         (is_standby, "the server is a standby, which takes no writes: give the primary's address"),
-        (read_only != "off", "default_transaction_read_only is on: a ledger must write"),
+        (
+            writes_nothing != "off" and not read_only,
+            "default_transaction_read_only is on: a ledger must write",
+        ),
         (
             isolation != "read committed",
             f"default_transaction_isolation is {isolation}: a ledger needs read committed",

@@ -84,7 +84,8 @@ ERROR_ANSWERS: Rows[Verdict] = (
 
 #: The verdict on an answer without a report to a query or a confirmation, which may be repeated.
 QUERY_ANSWERS: Rows[Verdict] = (
-    (lambda a: a.status == 429, Verdict.REFUSED),
+    # whatever the body: gateways answer both without one
+    (lambda a: a.status in (401, 429), Verdict.REFUSED),
     (lambda a: a.contradicts_itself, Verdict.UNKNOWN),
     *ERROR_ANSWERS,
 )

@@ -206,8 +206,8 @@ def check_status(status: int, body: bytes) -> None:
     if data is TOO_DEEP:
         return
     if isinstance(outcome, RefusedError):
-        # Without a body that can be read, 429 says that much by itself.
-        assert status == 429 or _may_refuse(status, data), f"refused without a reason: {outcome!r}"
+        # Without a body that can be read, 401 and 429 say that much by themselves.
+        assert status in (401, 429) or _may_refuse(status, data), f"refused without a reason: {outcome!r}"
         return
     if outcome is None:
         empty = data == [] and not isinstance(data, Pairs) and 200 <= status <= 299

@@ -428,9 +428,10 @@ async def test_token_callable_whose_task_others_cancel_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("query", [True, False], ids=["status", "confirm"])
-async def test_status_after_a_401(query: bool) -> None:
+@pytest.mark.parametrize("who", [WHO, HttpResponse(401)], ids=["", "without a body"])
+async def test_status_after_a_401(query: bool, who: HttpResponse) -> None:
     """A query or a confirmation is repeated once with a fresh token; a second 401 is the answer."""
-    fake = Scripted(WHO, PENDING if query else CONFIRMED, WHO)
+    fake = Scripted(who, PENDING if query else CONFIRMED, who)
     session = session_over(
         fake, Tokens("old", "new", "newer", "never"), profile=QUERIES if query else PAYPHONE
     )

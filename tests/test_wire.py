@@ -364,6 +364,7 @@ def test_not_found() -> None:
     ("status", "body", "kind"),
     [
         (401, {"message": "m"}, UnauthorizedError), (403, {"errorCode": 5}, UnauthorizedError),
+        (401, {}, UnauthorizedError), (401, "<html>", UnauthorizedError), (403, {}, Unknown),
         (400, {"errorCode": 25}, RefusedError), (200, {"errorCode": 25}, RefusedError),
         (200, {"errorCode": 0}, Unknown), (408, {"errorCode": 25}, Unknown),
         (429, {"errorCode": 5}, RateLimitedError), (429, {}, RateLimitedError), (429, "slow", RateLimitedError),

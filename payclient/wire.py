@@ -49,7 +49,7 @@ from payclient.models import (
     SaleResult,
     StatusReport,
 )
-from payclient.profile import ServiceProfile
+from payclient.profile import GAVE_UP, ServiceProfile
 from payclient.validation import (
     DOTS,
     field_fault,
@@ -401,9 +401,13 @@ def _is_array(answer: Answer) -> bool:
 
 
 def _is_not_found(answer: Answer) -> bool:
-    """Return whether an answer has one of the profile's codes for "no such transaction", and no state."""
+    """Return whether an answer has one of the profile's codes for "no such transaction", and no state.
+
+    A status that says that nothing was looked up, such as 401 or 408, contradicts the code.
+    """
     return (
         answer.status // 100 in (2, 4)
+        and answer.status not in (401, 403, 429, *GAVE_UP)
         and answer.fields.error_code in answer.profile.not_found_codes
         and answer.fields.state is None
         and not answer.contradicts_itself

@@ -212,6 +212,7 @@ def check_status(status: int, body: bytes) -> None:
     if outcome is None:
         empty = data == [] and not isinstance(data, Pairs) and 200 <= status <= 299
         assert empty or (isinstance(data, Pairs) and 20 in data.values_of("errorCode"))
+        assert status not in (401, 403, 408, 429), "not found by what was not looked up"
         return
     assert 200 <= status <= 299
     entries = [data] if isinstance(data, Pairs) else data

@@ -365,6 +365,9 @@ def test_not_found() -> None:
     [
         (401, {"message": "m"}, UnauthorizedError), (403, {"errorCode": 5}, UnauthorizedError),
         (401, {}, UnauthorizedError), (401, "<html>", UnauthorizedError), (403, {}, Unknown),
+        (401, {"errorCode": 20}, UnauthorizedError), (403, {"errorCode": 20}, UnauthorizedError),
+        (408, {"errorCode": 20}, Unknown), (425, {"errorCode": 20}, Unknown), (499, {"errorCode": 20}, Unknown),
+        (429, {"errorCode": 20}, RateLimitedError),
         (400, {"errorCode": 25}, RefusedError), (200, {"errorCode": 25}, RefusedError),
         (200, {"errorCode": 0}, Unknown), (408, {"errorCode": 25}, Unknown),
         (429, {"errorCode": 5}, RateLimitedError), (429, {}, RateLimitedError), (429, "slow", RateLimitedError),

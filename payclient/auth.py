@@ -41,10 +41,11 @@ def authorize(token: Secret[Any], language: str | None) -> Authorization:
     """Make the headers with a token, or raise a `ConfigurationError` that does not repeat the token."""
     if fault := token_fault(token.reveal()):
         raise ConfigurationError(fault)
-    headers = {"Authorization": f"Bearer {token.reveal()}"}
+    # Not formatted: a member of an enum may format as its name, and joins as its value.
+    headers = {"Authorization": "Bearer " + token.reveal()}
     if language is not None:
         headers["Accept-Language"] = language
-    return Authorization(headers, blake2b(str(token.reveal()).encode(), digest_size=16).digest())
+    return Authorization(headers, blake2b(token.reveal().encode(), digest_size=16).digest())
 
 
 def token_fault(token: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 import os
 import pickle
 import subprocess
@@ -152,6 +153,20 @@ async def test_token_refused(token: Any) -> None:
     assert "secret" not in repr((given.value, called.value))
     assert given.value.__context__ is None
     assert (fake.requests, permit.entered) == ([], 0)
+
+
+class Tenant(str, enum.Enum):  # noqa: UP042 - a StrEnum formats as its value
+    """A text that formats as its name."""
+
+    SHOP = TOKEN
+
+
+async def test_a_token_of_another_class_of_texts_is_sent_by_its_value() -> None:
+    """It was sent as `Tenant.SHOP`, given or from a callable."""
+    for token in (Tenant.SHOP, Tokens(Tenant.SHOP)):
+        fake = Scripted(CREATED)
+        await session_over(fake, token).sale(SALE)
+        assert fake.tokens == [f"Bearer {TOKEN}"]
 
 
 def test_from_env() -> None:

@@ -11,6 +11,7 @@ import errno
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -521,10 +522,14 @@ def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> No
 
 
 def describe_failure(error: BaseException) -> str:
-    """Describe an exception by its class and the system's error name, which hold nothing of the request."""
-    if isinstance(getattr(error, "os_error", error), socket.gaierror):
+    """Describe an exception by its class, and the system's or the TLS library's name of it: no data of the request."""
+    causes = (error, getattr(error, "os_error", None), error.__cause__)
+    if any(isinstance(each, socket.gaierror) for each in causes):
         return f"no address found for {getattr(error, 'host', 'the service')} (DNS)"
     number = getattr(error, "errno", None)
     name = errno.errorcode.get(number) if isinstance(number, int) else None
+    for each in causes:
+        if isinstance(each, ssl.SSLError):
+            name = getattr(each, "reason", None)  # its number is the library's own, and not the system's
     kind = type(error).__name__
     return f"{kind} ({name})" if name and not isinstance(error, PayError) else kind

@@ -460,6 +460,7 @@ async def test_certificate_not_trusted(host: str) -> None:
         outcome = await sold(server, permit, url=url, connector=connector)
         check_no_lie(outcome, server.data)
         assert type(outcome) is NotSentError
+        assert "(CERTIFICATE_VERIFY_FAILED)" in str(outcome), "and not EPERM, which has the same number"
         assert permit.entered == 0
         assert server.data == b""
 

@@ -53,6 +53,8 @@ class _Call(Payload):
 
     #: None before the first byte.
     transport: asyncio.Transport | None = None
+    #: Whether the connection was closed by the time of the first byte.
+    is_unwritten: bool = False
 
     def __init__(self, body: bytes, before_send: BeforeSend | None) -> None:
         self.body = body
@@ -65,6 +67,7 @@ class _Call(Payload):
         await writer.write(self.body)
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self.is_unwritten = self.transport is None or self.transport.is_closing()
         await writer.write(self.body)
 
     def reset(self) -> None:
@@ -126,7 +129,7 @@ class _ProvingRequest(ClientRequest):
             if not _alive(protocol):
                 raise NotSentError(_DEAD)
         call.transport = protocol.transport
-        # From here to the write nothing is awaited.
+        # From here to the write nothing is awaited, but CPython 3.11 writes a body in the next turn of the loop.
         return await super().send(conn)
 
 
@@ -217,6 +220,10 @@ class AiohttpTransport:
             return HttpResponse(response.status, response.headers, body, discard)
         except asyncio.CancelledError:
             call.reset()
+            raise
+        except Exception:
+            if call.is_unwritten:
+                raise NotSentError(_DEAD) from None
             raise
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:

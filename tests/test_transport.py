@@ -614,6 +614,24 @@ async def test_half_a_head_on_an_idle_connection(context: ssl.SSLContext | None)
         assert type(outcome) is OutcomeUnknownError or not any(b"order-1" in one for one in server.bodies())
 
 
+async def test_closed_between_before_send_and_the_first_byte() -> None:
+    """Not sent where the server has read nothing: some versions of Python write in the next turn of the loop."""
+    async with RawServer((read, write(CREATED))) as server:
+        connector, closing = aiohttp.TCPConnector(), set[asyncio.Future[None]]()
+
+        async def close() -> None:
+            await connector.close()
+
+        async def permit() -> None:
+            closing.add(asyncio.ensure_future(close()))
+
+        async with session_to(server.url, connector=connector) as session:
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        await server.settle()
+        await asyncio.gather(*closing)
+        assert type(outcome) is (OutcomeUnknownError if server.data else NotSentError)
+
+
 async def test_close_after_an_answer_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing raises nothing, though a TLS connection had bytes that could not be parsed."""
     monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trusting())

@@ -125,7 +125,10 @@ class _ProvingRequest(ClientRequest):
         if protocol is None or not _alive(protocol) or _is_readable(protocol):
             raise NotSentError(_DEAD)
         if call.before_send is not None:
+            # Without a parser the protocol keeps bytes that come meanwhile, and `_alive` sees even half of a head.
+            parser, protocol._parser = protocol._parser, None
             await call.before_send()
+            protocol._parser = parser
             if not _alive(protocol):
                 raise NotSentError(_DEAD)
         call.transport = protocol.transport

@@ -601,15 +601,22 @@ async def test_idle_connection_dies_unseen(event: str, context: ssl.SSLContext |
         assert charged <= 1
 
 
-async def test_half_a_head_on_an_idle_connection(context: ssl.SSLContext | None) -> None:
+@pytest.mark.parametrize("seen", ["idle", "in before_send"])
+async def test_half_a_head_that_nobody_asked_for(seen: str, context: ssl.SSLContext | None) -> None:
     """The beginning of an answer that nobody asked for does not become part of the next one."""
     refusal = answer(error_object(23), 500)  # unknown, but a refusal with the status of the other's head
     async with RawServer((read, write(CREATED), read, write(refusal)), context=context) as server:
-        async with session_to(server.url) as session:
-            await session.sale(sale_request("order-0"))
+
+        async def happen() -> None:
             act(server, "half a head")
             await turns()
-            outcome = await outcome_of(session.sale(sale_request()))
+
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            if seen == "idle":
+                await happen()
+            permit = Permit(happen) if seen == "in before_send" else None
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
         await server.settle()
         assert type(outcome) is OutcomeUnknownError or not any(b"order-1" in one for one in server.bodies())
 

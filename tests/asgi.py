@@ -46,6 +46,8 @@ if not settings.configured:
     settings.configure(
         SECRET_KEY="test",
         ALLOWED_HOSTS=["*"],
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"],
+        SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
         MIDDLEWARE=[
             "django.middleware.security.SecurityMiddleware",
             "django.middleware.csrf.CsrfViewMiddleware",

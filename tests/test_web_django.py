@@ -19,7 +19,13 @@ import payclient
 import payclient.web.django
 from asgi import asking_of, lifespan
 from fake_service import FakeService, sale, tracking
-from payclient.web.django import TrackerApplication, notification_route, tracker_of
+from payclient.web.django import (
+    TrackerApplication,
+    health_route,
+    notification_route,
+    order_routes,
+    tracker_of,
+)
 
 loops: list[object] = []
 
@@ -48,6 +54,31 @@ async def test_a_sync_view_charges_on_the_servers_own_loop() -> None:
         assert (answered.status, answered.body) == (200, b"OK")
     assert loops == [asyncio.get_running_loop()]
     assert heard == [payclient.Receipt.MATCHED]
+
+
+async def test_a_site_behind_a_login_is_notified() -> None:
+    """Django 5.1's middleware sent the service to the login page; a sale's state is seen behind the login only."""
+    members = [
+        f"django.contrib.auth.middleware.{name}Middleware" for name in ("Authentication", "LoginRequired")
+    ]
+    routes = [notification_route("notify"), health_route("health"), *order_routes("orders")]
+    with override_settings(MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware", *members]):
+        async with (
+            tracking(FakeService()) as tracker,
+            asking_of(payclient.web.django, tracker, routes) as asking,
+        ):
+            await tracker.sale(sale())
+            answered = await asking("POST", "/notify", [b"id=1000&clientTransactionID=order-17"])
+            assert (answered.status, answered.body) == (200, b"OK")
+            assert (
+                (await asking("GET", "/health")).status
+                == (await asking("GET", "/orders/assets/style.css")).status
+                == 200
+            )
+            assert (await asking("GET", "/orders/order-17/status")).status == 302
+            noted = await tracker.find("order-17")
+            assert noted is not None
+            assert noted.notified_at is not None
 
 
 async def test_a_tracker_that_does_not_open_stops_the_server() -> None:

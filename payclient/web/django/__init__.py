@@ -3,8 +3,9 @@
 A server that speaks lifespan is needed (uvicorn, hypercorn). A sync view calls `async_to_sync(tracker.sale)(...)`,
 which runs on the server's loop. Under WSGI and runserver use `payclient.sync`.
 
-The receiver of notifications takes no CSRF token; Django itself has read the whole body by then, into a file if it is
-large. The page of `redirect_response` has a `Referrer-Policy` of its own, whatever SECURE_REFERRER_POLICY says.
+The receiver of notifications needs no CSRF token and no login; Django itself has read the whole body by then, into a
+file if it is large. The page of `redirect_response` has a `Referrer-Policy` of its own, whatever
+SECURE_REFERRER_POLICY says.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _route(where: str, answer: Callable[[HttpRequest, Mapping[str, str]], Awaita
     async def handle(request: HttpRequest, **found: str) -> HttpResponse:
         return page_response(await answer(request, found))
 
-    handle.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
+    # As the decorators mark it. Only the state of a sale stays behind a login that the whole site requires.
+    vars(handle).update(csrf_exempt=True, login_required="{id}" in where)
     return path(where.lstrip("/").replace("{id}", "<path:id>").replace("{key}", "<str:key>"), handle)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +47,24 @@ def request(url: str, path: str, method: str = "GET") -> tuple[int, str, str]:
         connection.close()
 
 
+def hardening(service: SimulatorThread, url: str) -> None:
+    """An id that an address escapes, one that is another's beginning, a stranger's, a refusal, and a crawler."""
+    for identifier in ("a%20b%26", "a%3Fx=1", "a%25", "a%23"):
+        status, _, location = request(url, f"/pay/{identifier}", "POST")
+        waits = request(url, location)
+        assert (status, waits[0]) == (303, 200), location
+        (polled,) = re.findall('data-status="(.*?)"', waits[1])
+        assert '"waiting":true' in request(url, unescape(polled))[1].replace(" ", ""), polled
+        # The same customer is asked again.
+        service.approve(max(service.sales))
+        wait_until(lambda at=location: request(url, at)[:2] == (200, "Paid."))  # type: ignore[misc]  # mypy infers no default
+    assert [request(url, f"/orders/nobodys{rest}")[0] for rest in ("", "/status")] == [404, 404]
+    service.fail_next(Fault("refuse", error_code=21))
+    assert request(url, "/pay/refused", "POST")[0] == 409
+    assert request(url, "/pay/crawled")[0] == 405
+    assert {"refused", "crawled"}.isdisjoint(service.created_per_client_id)
+
+
 def shopping(service: SimulatorThread, url: str, count: int) -> None:
     """Pushes, the page that waits, and the outcome, over many connections."""
     for number in range(count):
@@ -69,6 +89,7 @@ def test_two_preloaded_workers_over_one_postgresql(
     command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
     with serving(command, service.url, tmp_path, ledger=postgres.url(database)) as shop:
         shopping(service, shop.url, count=4)
+        hardening(service, shop.url)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
         service.fail_next(Fault("refuse", error_code=21))
         with closing(http.client.HTTPConnection(urlsplit(shop.url).netloc, timeout=60)) as connection:
@@ -77,7 +98,7 @@ def test_two_preloaded_workers_over_one_postgresql(
         # The service's message may have markup in it.
         assert (answer.status, answer.headers.get_content_type()) == (409, "text/plain")
         # A query may decide a sale before its notification is answered.
-        wait_until(lambda: service.counts.notifications_sent == 4)
+        wait_until(lambda: service.counts.notifications_sent == 8)
         # An order that is paid, by who goes back in the browser; orders and forms that nobody made.
         assert request(shop.url, "/form/order-0")[0] == 409
         for path in ("/orders/nobodys", "/orders/nobodys/status", "/back/nobodys?id=1"):
@@ -129,6 +150,7 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
         with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
             wait_until(is_served)
             shopping(service, url, count=1)
+            hardening(service, url)
 
 
 def test_a_celery_task(service: SimulatorThread, tmp_path: Path) -> None:

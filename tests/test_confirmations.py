@@ -24,7 +24,10 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record
 from payclient.tracking.recovery import unconfirmed_ids, unpaid_since
-from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm
+from payclient.tracking.returned_form import MOST_IDS, Confirmation, ReturnedForm, Stage
+
+#: What an answer that is lost, refuses or settles an id brings it to.
+STAGES = {"l": Stage.IN_DOUBT, "r": Stage.REFUSED, "s": Stage.SETTLED}
 
 
 def returned() -> ReturnedForm:
@@ -33,7 +36,7 @@ def returned() -> ReturnedForm:
 
 def begun(form: ReturnedForm, transaction_id: int | None, *, due: float, tries: int) -> Confirmation:
     confirmation = form.begin(transaction_id, 0.0)
-    confirmation.due, confirmation.tries, confirmation.in_doubt = due, tries, False
+    confirmation.due, confirmation.tries, confirmation.stage = due, tries, Stage.REFUSED
     return confirmation
 
 
@@ -48,7 +51,7 @@ def test_of_what_is_due_the_least_tried_comes_first() -> None:
         request = form.next_request(10.0)
         assert request is not None
         assert request.transaction_id == transaction_id
-        form.end_request(request, 10.0, settled=True, wait=0.0)
+        form.end_request(request, 10.0, Stage.SETTLED)
     assert form.next_request(10.0) is None
 
 
@@ -57,8 +60,8 @@ def test_a_fresh_id_is_not_given_up_with_an_old_one() -> None:
     form = returned()
     old, fresh = form.begin(1, 0.0), form.begin(2, 200.0)
     for now, is_given_up in ((301.0, False), (501.0, True)):
-        assert form.end_request(old, now, settled=False, wait=0.0) is is_given_up
-        assert (old.open, fresh.open) == (not is_given_up, not is_given_up)
+        assert form.end_request(old, now, Stage.IN_DOUBT) is is_given_up
+        assert (old.is_open, fresh.is_open) == (not is_given_up, not is_given_up)
 
 
 def test_one_a_second() -> None:
@@ -71,7 +74,7 @@ def test_one_a_second() -> None:
         times.append(now)
         request = form.next_request(now)
         assert request is not None
-        form.end_request(request, now, settled=True, wait=0.0)
+        form.end_request(request, now, Stage.SETTLED)
     assert times == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -85,14 +88,14 @@ def test_tries_back_off_and_end_with_the_window() -> None:
         wait = 5.0 if len(times) == 1 else 0.0
         request = form.next_request(now)
         assert request is not None
-        given_up = form.end_request(request, now, settled=False, wait=wait)
+        given_up = form.end_request(request, now, Stage.IN_DOUBT, wait)
     assert times[:6] == [0.0, 5.0, 7.0, 11.0, 19.0, 34.0]
     assert given_up
     assert 300.0 < now <= 315.0
     assert form.is_idle
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 90), st.sampled_from("lrs")), min_size=1))
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 90), st.sampled_from([*STAGES])), min_size=1))
 def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]]) -> None:
     """However ids are named, and answers are lost, refuse or settle an id: it ends soon after the last window."""
     form, now, named_at = returned(), 0.0, 0.0
@@ -105,8 +108,7 @@ def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]
             now = max(now, due)
             request = form.next_request(now)
             assert request is not None
-            request.in_doubt = answer == "l"
-            form.end_request(request, now, settled=answer == "s", wait=0.0)
+            form.end_request(request, now, STAGES[answer])
     assert now <= named_at + 300.0 + 30.0
 
 
@@ -116,7 +118,7 @@ def test_an_id_more_is_taken_while_there_is_room() -> None:
     for number in range(MOST_IDS - 1):
         form.begin(number + 1, 0.0)
     assert form.has_room_for(99)
-    form.begin(98, 0.0).is_being_written = True
+    form.begin(98, 0.0, Stage.ARRIVED)
     assert not form.has_room_for(99)
     assert form.has_room_for(98)
     assert form.has_room_for(1)
@@ -126,7 +128,8 @@ def test_closed_ids_are_forgotten_in_the_end() -> None:
     """A flood over hours leaves no more than twice as many as are confirmed at once."""
     form = returned()
     for number in range(1000):
-        form.begin(number + 1, 0.0).open = False
+        form.begin(number + 1, 0.0)
+        form.close()
     assert len(form.confirmations) <= 2 * MOST_IDS
     assert form.begin(1000, 0.0) is form.begin(1000, 0.0)
 
@@ -137,7 +140,7 @@ async def test_who_waits_for_one_try_is_woken_once() -> None:
     one, other = form.begin(1, 0.0), form.begin(2, 0.0)
     first, second = one.tried, other.tried
     assert form.next_request(0.0) is one
-    form.end_request(one, 0.0, settled=False, wait=0.0)
+    form.end_request(one, 0.0, Stage.IN_DOUBT)
     assert (first.is_set(), second.is_set()) == (True, False)
     third = one.tried
     form.close()

@@ -27,8 +27,9 @@ from payclient.lifecycle import Record, State, advance
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
-from payclient.tracking.evidence import AnswerReader, Credentials, read_confirmation, read_form
+from payclient.tracking.evidence import AnswerReader, Credentials, read_form
 from payclient.tracking.followup import LEASE, NOTIFIED_DELAYS, Followed, Policy
+from payclient.tracking.returned_form import read_confirmation
 
 ID, OURS = "order-17", 1000
 WINDOW = 300.0
@@ -381,7 +382,7 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
     if cancelled:
         kept = advance(kept, Abandoned(at=1.0))
     if report is not None:
-        for event in read_confirmation(kept, confirmed, report, 2.0).events:
+        for event in read_confirmation(kept, confirmed, report, 2.0)[0].events:
             if advance(kept, event).state is not kept.state:
                 said = (report.transaction_id, report.client_transaction_id, report.amount)
                 assert said == (confirmed, ID, 1150)

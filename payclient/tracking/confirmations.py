@@ -24,17 +24,24 @@ from payclient.errors import (
     TransportError,
     UnauthorizedError,
 )
-from payclient.events import Abandoned, Conflicted, Evidence, FoundCancelled, FoundPending, Returned
+from payclient.events import Conflicted, Evidence, FoundPending, Returned
 from payclient.ledger.records import purchase_holder
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
+from payclient.tracking.evidence import Reading, find_mismatch, read_form
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import history_of, unconfirmed_ids
-from payclient.tracking.returned_form import MOST_REFUSALS, Confirmation, ReturnedForm, is_confirmed
+from payclient.tracking.returned_form import (
+    MOST_REFUSALS,
+    Confirmation,
+    ReturnedForm,
+    Stage,
+    is_confirmed,
+    read_confirmation,
+)
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -78,7 +85,7 @@ class Confirmer:
         form = self._form(record)
         if form.has_room_for(transaction_id):
             is_new = transaction_id not in form.confirmations
-            tried = self._plan(form, transaction_id, is_being_written=is_new)
+            tried = self._plan(form, transaction_id, Stage.ARRIVED if is_new else Stage.IN_DOUBT)
             if is_new:
                 confirmation = form.confirmations[transaction_id]
                 words = "the tracker was closed before the return was on record"
@@ -98,7 +105,8 @@ class Confirmer:
 
     def _go_on(self, form: ReturnedForm, confirmation: Confirmation) -> None:
         """Confirm a return even if the ledger is down, or its write was cancelled: else the service reverses it."""
-        confirmation.is_being_written = False
+        if confirmation.stage is Stage.ARRIVED:
+            confirmation.stage = Stage.IN_DOUBT
         if self._asks.is_open or not confirmation.on_record:
             self._poller.plan_form(form)
         else:
@@ -157,17 +165,16 @@ class Confirmer:
         return form
 
     def _plan(
-        self, form: ReturnedForm, transaction_id: int | None, *, is_being_written: bool = False
+        self, form: ReturnedForm, transaction_id: int | None, stage: Stage = Stage.IN_DOUBT
     ) -> asyncio.Event:
         """Plan the confirmation of a transaction, for None a query whether the form is paid; return its `tried`.
 
-        Transactions that may be confirmed already come first: a form has only one confirmed payment.
+        Transactions that may be confirmed already come first: a form has only one confirmed payment. `stage` is that of
+        a confirmation which begins.
         """
         now = self._clock.monotonic()
         form.begin_in_doubt(now)
-        confirmation = form.begin(transaction_id, now)
-        confirmation.is_being_written |= is_being_written
-        tried = confirmation.tried
+        tried = form.begin(transaction_id, now, stage).tried
         if self._asks.closed:
             form.close()
         else:
@@ -203,7 +210,7 @@ class Confirmer:
 
     async def request(self, form: ReturnedForm, current: Confirmation) -> None:
         """Make a request about a form, take the answer, and plan the next one."""
-        identifier, settled, wait = form.record.client_transaction_id, False, 0.0
+        identifier, stage, wait = form.record.client_transaction_id, None, 0.0
         made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
@@ -213,7 +220,8 @@ class Confirmer:
                 form.record = newest
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
-            settled = is_confirmed(form.record) or await self._try(form, current)
+            if not is_confirmed(form.record):  # else it needs no other
+                stage = await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
@@ -223,18 +231,18 @@ class Confirmer:
             what = "confirmations are refused (401): is the token still good?"
             self._queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
-            settled = await self._refused(form, current, refused)
+            stage = await self._refused(form, current, refused)
         except PayError as error:
             if isinstance(error, TransportError):
                 self._queries.note_request(made_at, answered=False)
             if isinstance(error, OutcomeUnknownError):
-                current.in_doubt = True
+                stage = Stage.IN_DOUBT
             what = f"a confirmation failed: {type(error).__name__}"
             self._queries.warn_once("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         form.task = None  # `Poller._note_end` plans the next request where this one was cancelled
-        self._end_request(form, current, settled, wait)
+        self._end_request(form, current, stage or current.stage, wait)
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation) -> None:
         """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.
@@ -268,59 +276,42 @@ class Confirmer:
         first.tries, first.on_record = first.tries + 1, True
         return first
 
-    def _end_request(self, form: ReturnedForm, current: Confirmation, settled: bool, wait: float) -> None:
+    def _end_request(self, form: ReturnedForm, current: Confirmation, stage: Stage, wait: float) -> None:
         """End a request by `ReturnedForm.end_request`, and plan when the form is looked at again, or forgotten."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
-        given_up = form.end_request(current, now, settled=settled, wait=wait)
-        if given_up:
-            if current.transaction_id is not None:
-                identifier = record.client_transaction_id
-                log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-            polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
-            may_be_paid = self._clock.time() < policy.closed_until(record)
-            if polling_ended and may_be_paid:
-                # A confirmation may have been carried out: query until there is an answer.
-                form.begin(None, now)
+        given_up = form.end_request(current, now, stage, wait)
+        if given_up and current.transaction_id is not None:
+            identifier = record.client_transaction_id
+            log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
+        # A confirmation was carried out, or may have been: query until there is an answer.
+        may_be_paid = given_up and self._clock.time() < policy.closed_until(record)
+        polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
+        if polling_ended and (may_be_paid or current.stage is Stage.NAMELESS):
+            form.begin(None, now)
         self._poller.plan_form(form)
 
-    async def _try(self, form: ReturnedForm, current: Confirmation) -> bool:
-        """Confirm an id, or query a form that came back cancelled. Return whether the id needs no other request."""
+    async def _try(self, form: ReturnedForm, current: Confirmation) -> Stage:
+        """Confirm an id, or query a form that came back cancelled. Return to which stage that brings the id."""
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
-            return record.state is State.ACCEPTED or await self._query(form, current)
+            is_over = record.state is State.ACCEPTED or await self._query(form)
+            return Stage.SETTLED if is_over else Stage.IN_DOUBT
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
         if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
         if await self._is_replaced(record, current):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             self._queries.warn_once("confirmation_withheld", record.client_transaction_id, what)
-            return False
+            return current.stage
         report = await self._session.confirm(transaction_id, record.client_transaction_id, repeat=False)
         self._poller.rate.note_success(form.tried_at)
         self._queries.note_request(form.tried_at, answered=True)
         if report.state == "Aceptado" and not await self._is_tied(record, transaction_id):
-            return False
+            return current.stage
         if report.state == "Cancelado" and record.state is State.ACCEPTED:
-            return True  # a person has seen another card pay
-        reading = read_confirmation(record, transaction_id, report, self._clock.time())
-        is_settled = await self._take(form, current, record, reading)
-        current.in_doubt = not current.declined
-        return is_settled and self._is_answered(form, current, reading, report)
-
-    def _is_answered(
-        self, form: ReturnedForm, current: Confirmation, reading: Reading, report: StatusReport
-    ) -> bool:
-        """Return whether an answer settles its id; query by our id what was confirmed without saying whose it is."""
-        record, transaction_id = form.record, current.transaction_id
-        is_about_it = report.transaction_id == transaction_id
-        if reading.conflict and not find_mismatch(record, report, candidate_id=transaction_id):
-            current.is_nameless = is_about_it and report.state == "Aceptado"
-            if current.is_nameless and record.state in (State.CANCELLED, State.EXPIRED):
-                form.begin(None, self._clock.monotonic())  # others are queried
-            if report.state not in ("Aceptado", "Cancelado"):
-                return False
-        # An answer about another transaction settles nothing: a proxy gave it to the wrong request.
-        return is_about_it
+            return Stage.SETTLED  # a person has seen another card pay
+        reading, stage = read_confirmation(record, transaction_id, report, self._clock.time())
+        return Stage.SETTLED if await self._take(form, record, reading) else stage
 
     async def _is_tied(self, form: Record, transaction_id: int) -> bool:
         """Return whether a payment is surely the form's: it was named to the form, or this token finds the form.
@@ -333,7 +324,7 @@ class Confirmer:
         named = (each.facts.get("transaction_id") for each in history if each.event != FoundPending.__name__)
         return transaction_id in named
 
-    async def _query(self, form: ReturnedForm, current: Confirmation) -> bool:
+    async def _query(self, form: ReturnedForm) -> bool:
         """Query whether a form is paid. Return whether no other query is needed: also where none can tell."""
         record = form.record
         if not self._poller.policy.by_client_id:
@@ -348,7 +339,8 @@ class Confirmer:
         decides = report is None or report.state in ("Aceptado", "Cancelado")
         if decides and not self._queries.can_see(record):
             return True
-        return await self._take(form, current, record, read_form(record, report, self._clock.time()))
+        reading = read_form(record, report, self._clock.time())
+        return await self._take(form, record, reading) or reading.conflict is not None
 
     async def _is_replaced(self, form: Record, current: Confirmation) -> bool:
         """Note and return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
@@ -360,7 +352,7 @@ class Confirmer:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
             is_early = self._clock.monotonic() < current.begun + self._window * PATIENCE
-            if is_early or form.state in FREE or current.is_withheld:
+            if is_early or form.state in FREE or current.is_first is False:
                 raise  # there is time to try again; its purchase was free for other asks, or has another one
             return False
         others = (
@@ -373,7 +365,7 @@ class Confirmer:
         is_replaced = purchase_holder(others, again) is not None
         # Whoever pays another form meets this one only by what the ledger names now.
         is_named = current.transaction_id in form.candidate_ids
-        current.is_withheld, current.is_first = is_replaced, is_named and not is_replaced
+        current.is_first = False if is_replaced else is_named or None
         return is_replaced
 
     def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
@@ -384,29 +376,26 @@ class Confirmer:
                 self._plan(form, transaction_id)
         return bool(others)
 
-    async def _take(
-        self, form: ReturnedForm, current: Confirmation, record: Record, reading: Reading
-    ) -> bool:
-        """Write what an answer means, read by this record, and return whether the id needs no other request."""
-        current.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
-        if current.declined and self._plan_others(form, reading.report):
+    async def _take(self, form: ReturnedForm, record: Record, reading: Reading) -> bool:
+        """Write what an answer means, read by this record, and return whether that decides the form."""
+        answer = reading.report  # None: not found, or a conflict
+        is_unpaid = reading.conflict is None and (answer is None or answer.state == "Cancelado")
+        if is_unpaid and self._plan_others(form, answer):
             return False
-        form.report = reading.report or form.report
+        form.report = answer or form.report
         self._form(await self._queries.write(record, reading))
-        # The id is confirmed again later where nothing is decided, the state does not take the event, or the ledger
-        # fails. A form may have been CANCELLED before: that settles an id only if its own answer says so, too.
-        is_over = is_confirmed(form.record) or (current.declined and form.record.state.decided)
-        return is_over or any(isinstance(each, Conflicted) for each in reading.events)
+        # The state may not take the event, or the ledger fails: then it is confirmed again later. A form may have been
+        # CANCELLED before: that decides only where this answer says so, too.
+        return is_confirmed(form.record) or (is_unpaid and form.record.state.decided)
 
-    async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> bool:
-        """Note a refusal, and return whether its id is left alone: "no such transaction" came often enough."""
-        current.in_doubt = False
+    async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> Stage:
+        """Note a refusal, and return its id's stage. It is settled where "no such transaction" came often enough."""
         current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:
             what = f"a confirmation was refused: {refused.error_code}"
             self._queries.warn_once("confirmation_refused", identifier, what)
-            return False
+            return Stage.REFUSED
         what = f"confirming transaction {current.transaction_id}: no such transaction"
         # The id no longer keeps a closed form's purchase. From another account "no such transaction" proves nothing.
         drops = form.record.state is State.CANCELLED and self._queries.can_see(form.record)
@@ -414,6 +403,6 @@ class Confirmer:
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         with suppress(LedgerError):  # a forged notification may come again and again: it is written once
             if await self._queries.is_noted(form.record, [event]):
-                return True
+                return Stage.SETTLED
         form.record = await self._asks.write(form.record, event)
-        return True
+        return Stage.SETTLED

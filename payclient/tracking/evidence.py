@@ -367,15 +367,6 @@ class AnswerReader:
 # --- Forms that came back
 
 
-def read_confirmation(record: Record, transaction_id: int, report: StatusReport, at: float) -> Reading:
-    """Return what the answer to a confirmation means. Without events it is not a verdict yet."""
-    if report.transaction_id != transaction_id:
-        return conflict(f"confirming transaction {transaction_id} answered another", at)
-    if report.client_transaction_id is None or report.amount is None:
-        return conflict(f"confirming transaction {transaction_id} does not say what it confirms", at)
-    return read_form(record, report, at)
-
-
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
     """Return what a report of a form that came back means; None: nobody paid it. Without events: no verdict yet."""
     if report is None:

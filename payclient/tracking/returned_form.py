@@ -7,12 +7,15 @@ are monotonic seconds.
 from __future__ import annotations
 
 import asyncio
+import enum
+from collections.abc import Iterable
 
 import attrs
 
 from payclient.lifecycle import APPROVED, DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
+from payclient.tracking.evidence import Reading, conflict, read_form
 from payclient.tracking.followup import NEVER, Scheduled
 
 #: Ids of one form that are confirmed in turn: one of them is its own, the others are forged.
@@ -33,6 +36,32 @@ def is_confirmed(form: Record) -> bool:
     return form.state in APPROVED and (form.state is not State.ACCEPTED or form.transaction_id is not None)
 
 
+class Stage(enum.Enum):
+    """How far the confirmation of one id has come. The first four are open: a request of the id is to be made."""
+
+    #: The return that names it is being written. It is confirmed after that.
+    ARRIVED = "arrived"
+    #: Whatever process has requested it, no answer has told how that ended: it may be carried out.
+    IN_DOUBT = "in doubt"
+    #: The service's latest answer is an error: it was not carried out.
+    REFUSED = "refused"
+    #: The service says that it is not paid. That counts once no other id of the form is in doubt.
+    DECLINED = "declined"
+    #: The service confirmed it, and did not say whose it is. A query by our id does.
+    NAMELESS = "nameless"
+    #: It needs no other request: it had its answer, or no answer within its window but a refusal.
+    SETTLED = "settled"
+    #: Its window is over, and it may be carried out.
+    GIVEN_UP = "given up"
+
+
+_OPEN = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.REFUSED, Stage.DECLINED)
+#: The stages in which it may be carried out, without a word of the service.
+_UNANSWERED = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.GIVEN_UP)
+#: The stages in which it keeps the form from being called unpaid.
+_MAY_BE_PAID = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.REFUSED, Stage.NAMELESS)
+
+
 @attrs.define(eq=False)
 class Confirmation:
     """One id to confirm; None: the browser came back cancelled, and a query shows whether the form was paid."""
@@ -40,30 +69,43 @@ class Confirmation:
     transaction_id: int | None
     begun: float
     due: float
-    open: bool = True
+    stage: Stage = Stage.IN_DOUBT
     tries: int = 0
     refusals: int = 0
-    #: Whether the service said that it is not paid.
-    declined: bool = False
-    #: Whether the service confirmed it, and did not say whose it is: a query by our id does.
-    is_nameless: bool = False
-    #: Whether it may be carried out already, by whatever process, until the service's latest answer shows otherwise.
-    in_doubt: bool = True
-    #: Whether no other ask of the purchase was in its way at a try: a form that is paid later waits for this one.
-    is_first: bool = False
-    #: Whether another ask of the purchase was in its way at the latest try.
-    is_withheld: bool = False
+    #: Whether the ledger named it at a try, and no other ask of the purchase was in its way: a form that is paid later
+    #: waits for this one. False: another ask was in its way at the latest try. None: neither is known.
+    is_first: bool | None = None
     #: Whether the ledger names it, or did.
     on_record: bool = False
-    #: Whether the return that names it is being written: it is confirmed after that.
-    is_being_written: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request of it is to be made."""
+        return self.stage in _OPEN
 
     def wake(self) -> None:
         """End the waits for the try that has ended."""
         self.tried.set()
         self.tried = asyncio.Event()
+
+
+def read_confirmation(
+    form: Record, transaction_id: int, report: StatusReport, at: float
+) -> tuple[Reading, Stage]:
+    """Return what the answer to a confirmation means, and the stage of its id where that leaves the form open."""
+    if report.transaction_id != transaction_id:
+        # A proxy may have given it to the wrong request: it settles nothing.
+        return conflict(f"confirming transaction {transaction_id} answered another", at), Stage.IN_DOUBT
+    reading = read_form(form, report, at)
+    if reading.conflict is not None:
+        return reading, Stage.SETTLED
+    if report.client_transaction_id is None or report.amount is None:
+        what = f"confirming transaction {transaction_id} does not say what it confirms"
+        stages = {"Aceptado": Stage.NAMELESS, "Cancelado": Stage.SETTLED}
+        return conflict(what, at), stages.get(report.state or "", Stage.IN_DOUBT)
+    return reading, Stage.DECLINED if report.state == "Cancelado" else Stage.IN_DOUBT
 
 
 @attrs.define(eq=False, weakref_slot=False)
@@ -94,11 +136,14 @@ class ReturnedForm(Scheduled):
     @property
     def nameless(self) -> set[int | None]:
         """The transactions that the service confirmed without saying whose they are."""
-        return {each.transaction_id for each in self.confirmations.values() if each.is_nameless}
+        return self._ids_at(Stage.NAMELESS)
+
+    def _ids_at(self, *stages: Stage) -> set[int | None]:
+        return {each.transaction_id for each in self.confirmations.values() if each.stage in stages}
 
     def all_open(self) -> list[Confirmation]:
         """Return the open confirmations."""
-        return [each for each in self.confirmations.values() if each.open]
+        return [each for each in self.confirmations.values() if each.is_open]
 
     def has_room_for(self, transaction_id: int | None) -> bool:
         """Return whether this id may be confirmed: it came before, or few others are open."""
@@ -106,8 +151,7 @@ class ReturnedForm(Scheduled):
 
     def is_settled(self, transaction_id: int | None) -> bool:
         """Return whether this id had its answer, so that it needs no other."""
-        found = self.confirmations.get(transaction_id)
-        return found is not None and not (found.in_doubt or found.open)
+        return transaction_id in self._ids_at(Stage.NAMELESS, Stage.SETTLED)
 
     def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions that may have paid the form, as far as is known, without those that a report names.
@@ -115,19 +159,15 @@ class ReturnedForm(Scheduled):
         The service's list under our own id may lag behind, and another transaction than the reported one may be paid.
         """
         named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
-        answered = {
-            each.transaction_id
-            for each in self.confirmations.values()
-            if each.declined or not (each.open or each.is_nameless)
-        }
-        return {*self.record.candidate_ids, *self.confirmations} - named - answered
+        unconfirmed = set(self.record.candidate_ids) - self.confirmations.keys()
+        return (unconfirmed | self._ids_at(*_MAY_BE_PAID)) - named
 
     def begin_in_doubt(self, now: float) -> Confirmation | None:
         """Begin the confirmations of transactions that may be confirmed already, before all others; return the first.
 
         Theirs is the ledger's order, so that processes that confirm one form at once confirm the same transaction.
         """
-        answered = {each.transaction_id for each in self.confirmations.values() if not each.in_doubt}
+        answered = self.confirmations.keys() - self._ids_at(*_UNANSWERED)
         in_doubt = [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]
         begun = [self.begin(each, now) for each in in_doubt]
         self.confirmations = {each: self.confirmations[each] for each in (*in_doubt, *self.confirmations)}
@@ -144,10 +184,10 @@ class ReturnedForm(Scheduled):
             begun.append(self.record.notified_at)
         return min(begun) + self.window if begun else None
 
-    def begin(self, transaction_id: int | None, now: float) -> Confirmation:
+    def begin(self, transaction_id: int | None, now: float, stage: Stage = Stage.IN_DOUBT) -> Confirmation:
         """Return the open confirmation of this id; begin one anew, with all its tries, where none is open."""
         before = self.confirmations.get(transaction_id)
-        if before is not None and before.open:
+        if before is not None and before.is_open:
             return before
         # A new id is tried at once, unless others are open: the form has one request a second then. An id that was
         # tried a moment ago rests, however often it is named.
@@ -156,7 +196,7 @@ class ReturnedForm(Scheduled):
         if before is None and len(self.confirmations) >= 2 * MOST_IDS:
             self.confirmations = {each.transaction_id: each for each in self.all_open()}
         on_record = before is not None and before.on_record
-        begun = Confirmation(transaction_id, begun=now, due=now, on_record=on_record)
+        begun = Confirmation(transaction_id, begun=now, due=now, stage=stage, on_record=on_record)
         # In the place of the one before, if any: the order is that of their first coming.
         self.confirmations[transaction_id] = begun
         return begun
@@ -183,37 +223,39 @@ class ReturnedForm(Scheduled):
 
         The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
         """
-        waiting = [each for each in self.all_open() if not each.is_being_written]
-        first = next((each for each in waiting if each.transaction_id is not None and each.in_doubt), None)
-        if first is not None:
+        waiting = [each for each in self.all_open() if each.stage is not Stage.ARRIVED]
+        in_doubt = (
+            each for each in waiting if each.transaction_id is not None and each.stage is Stage.IN_DOUBT
+        )
+        if (first := next(in_doubt, None)) is not None:
             waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
-    def end_request(self, current: Confirmation, now: float, *, settled: bool, wait: float) -> bool:
-        """Note the end of a request; the next comes after `wait` seconds or more. `settled`: its id needs no other.
+    def end_request(self, current: Confirmation, now: float, stage: Stage, wait: float = 0.0) -> bool:
+        """Note to which stage a request has brought its id; the next request comes after `wait` seconds or more.
 
         Returns whether the id is given up, because its window is over.
         """
         if is_confirmed(self.record):
             self.close()
-        if not current.open:
+        if not current.is_open:
             return False
         scale = self.window / NORMAL_WINDOW
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
-        if settled:
-            current.in_doubt = current.open = False
-        elif not current.in_doubt or current.transaction_id is None:
-            current.open = now - current.begun <= self.window
-        elif all(now - each.begun > self.window for each in self.all_open()):
-            # The other ids had to wait for its answer (`_next`): all are given up together, after the last window.
-            self.close()
+        current.stage = stage
+        # The other ids wait for one that is in doubt (`_next`): all are given up together, after the last window.
+        is_alone = stage is not Stage.IN_DOUBT or current.transaction_id is None
+        together = [current] if is_alone else self.all_open()
+        is_given_up = current.is_open and all(now - each.begun > self.window for each in together)
+        if is_given_up:
+            self.close(together)
         current.wake()
-        return not settled and not current.open
+        return is_given_up
 
-    def close(self) -> None:
-        """Close every confirmation."""
-        for each in self.all_open():
-            each.open = False
+    def close(self, which: Iterable[Confirmation] | None = None) -> None:
+        """Make no other request of these open confirmations; None: of all."""
+        for each in self.all_open() if which is None else which:
+            each.stage = Stage.GIVEN_UP if each.stage in _UNANSWERED else Stage.SETTLED
             each.wake()
 
     def is_unconfirmed(self, transaction_id: int | None, now: float) -> bool:

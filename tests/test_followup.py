@@ -104,7 +104,7 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
     assert now <= ask.expires + 3600.0
     ask.failures = 0  # from now on each query is answered, and the ledger takes what that means
     while True:
-        if rules.is_over(ask, now):
+        if rules.exhausts_now(ask, now):
             ask.record = advance(ask.record, Exhausted(at=now))
         if (when := rules.next_look(ask, now)) is None:
             break
@@ -127,7 +127,7 @@ def test_what_a_person_must_find_out_is_looked_at_no_more() -> None:
     rules = policy(can_query=False)
     ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
     ask.record, ask.waits_over = advance(ask.record, Expired(at=ask.expires)), True
-    assert not rules.is_over(ask, 1e6)
+    assert not rules.exhausts_now(ask, 1e6)
     assert rules.next_look(ask, 1e6) is None
 
 
@@ -139,7 +139,7 @@ def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, 
         if event is not None and kept.state is State.PENDING:
             ask.record = advance(ask.record, event(at=ask.expires))
         ask.waits_over, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
-        due = rules.expires_now(ask, now) or rules.is_over(ask, now)
+        due = rules.expires_now(ask, now) or rules.exhausts_now(ask, now)
         assert (rules.next_look(ask, now) is not None) is due
 
 

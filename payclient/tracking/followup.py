@@ -338,38 +338,38 @@ class Policy:
         is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
 
-    def is_over(self, ask: Followed, now: float) -> bool:
-        """Return whether an expired ask has had its last query: it is exhausted then, and its purchase is free again.
+    def exhausts_now(self, ask: Followed, now: float) -> bool:
+        """Return whether an expired ask is exhausted now: it has had its last query, and its purchase is free again.
 
         A query does not count as the last if its answer was lost, was about another ask, was "not found" of a sale that
-        was created, or was not taken by the ledger: the answer may have been "paid". Nor does a query that was made
-        before its whole life has passed in this process, since our clock may be ahead of the sender's.
+        was created, or was not taken by the ledger: the answer may have been "paid". Nor does one that was made
+        before the ask's whole life has passed in this process, since our clock may be ahead of the sender's.
         """
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):
             # No query finds it: its links hold its purchase, or the payment that was named to it.
             return not customer_acted(ask.record)
-        ended = self._surely_ended(ask)
+        ended_at = self._surely_ended_at(ask)
         if not self.can_query:
             # Only a person can find out what its customer did, if anything.
-            return now >= ended and ask.waits_over and not customer_acted(ask.record)
-        had_all = ask.waits_over or self._had_last_queries(ask)
-        return had_all and ask.is_answered and ask.queried_at >= ended and self.is_final(ask, ask.queried_at)
+            return now >= ended_at and ask.waits_over and not customer_acted(ask.record)
+        is_late_enough = ask.queried_at >= ended_at and self.is_final(ask, ask.queried_at)
+        return (ask.waits_over or self._had_last_queries(ask)) and ask.is_answered and is_late_enough
 
-    def _surely_ended(self, ask: Followed) -> float:
+    def _surely_ended_at(self, ask: Followed) -> float:
         """Return when nobody can approve the ask any more, whatever wall clocks say: a life after it came here.
 
         Where they were compared they may say it, too: it may come here whenever another process's customer comes back.
         """
-        ended = ask.begun + self.life[ask.record.kind]
-        return min(ended, ask.expires + self.longest_life[ask.record.kind]) if self.clocks_agree else ended
+        ended_at, longest = ask.begun + self.life[ask.record.kind], self.longest_life[ask.record.kind]
+        return min(ended_at, ask.expires + longest) if self.clocks_agree else ended_at
 
     def reversal_may_be_on_its_way(self, ask: Followed, now: float) -> bool:
         """Return whether a request to give it back may be on its way, whatever wall clocks say."""
-        return ask.record.state is State.REVERSING and now < self._reversal_ended(ask)
+        return ask.record.state is State.REVERSING and now < self._reversal_ended_at(ask)
 
-    def _reversal_ended(self, ask: Followed) -> float:
+    def _reversal_ended_at(self, ask: Followed) -> float:
         return ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
@@ -379,7 +379,7 @@ class Policy:
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.followed_elsewhere:
-            return self._ended_elsewhere(ask, now)
+            return self._ended_elsewhere_at(ask, now)
         is_notified = record.notified_at is not None and record.state is PENDING
         if ask.queried_at == NEVER and is_notified and not ask.waits_over:
             # A notification came before the answer to our POST.
@@ -420,7 +420,7 @@ class Policy:
             soonest = now + (self.least_gap if ask.failures else spread * self.scale)
             return max(soonest, self._final_due(ask))
         if self.reversal_may_be_on_its_way(ask, ask.queried_at):
-            return max(now, self._reversal_ended(ask))  # "accepted" does not count before
+            return max(now, self._reversal_ended_at(ask))  # "accepted" does not count before
         return self._absence_query_due(ask, now) if may_be_absent(ask.record) else None
 
     def _absence_query_due(self, ask: Followed, now: float) -> float | None:
@@ -447,7 +447,7 @@ class Policy:
             return now + LATE_NOTIFICATION * self.scale if is_left else None
         later = [ask.expires + age * self.scale for age in RECHECK_AGES]
         if awaits_last_query(ask.record):
-            later.append(self._surely_ended(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
+            later.append(self._surely_ended_at(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
         if ask.failures and (ask.report is None or ask.report.state is not None):
             # Its last query came to nothing, here or in the ledger. A word that the profile lacks is an answer.
             later.append(now + RECHECK_AGES[0] * self.scale * backoff(ask))
@@ -475,7 +475,7 @@ class Policy:
             return max(ask.expires + NORMAL_WINDOW * self.scale, proven)
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
-    def _ended_elsewhere(self, ask: Followed, now: float) -> float:
+    def _ended_elsewhere_at(self, ask: Followed, now: float) -> float:
         """Return when another process has surely made its last queries of an ask, though it claimed the ask late."""
         end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:

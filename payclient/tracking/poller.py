@@ -243,7 +243,7 @@ class Poller:
             self._to_expire.append(ask)
         elif not policy.can_find(ask.record):
             self.asks.plan(ask)
-            if policy.is_over(ask, now):
+            if policy.exhausts_now(ask, now):
                 self._to_expire.append(ask)
         else:
             if policy.gives_up(ask, now, failing=self.queries.is_failing):
@@ -351,7 +351,7 @@ class Poller:
                     query = self.policy.next_query(ask, now)
                     if self.policy.has_id(ask.record):
                         report = await self.queries.query(ask, query)
-                if self.policy.is_over(ask, now):
+                if self.policy.exhausts_now(ask, now):
                     await self._exhaust(ask)
         except Exception as error:  # an error of ours or of a status source must not end the poller
             identifier = ask.record.client_transaction_id

@@ -272,13 +272,13 @@ def _forms_forgotten() -> list[Patch]:
 
 def _no_answer_is_the_last() -> list[Patch]:
     """The last query counts though no answer to it came."""
-    shipped = Policy.is_over
+    shipped = Policy.exhausts_now
 
-    def is_over(self: Policy, ask: Followed, now: float) -> bool:
+    def exhausts_now(self: Policy, ask: Followed, now: float) -> bool:
         ask.is_answered = True
         return shipped(self, ask, now)
 
-    return [(Policy, "is_over", is_over)]
+    return [(Policy, "exhausts_now", exhausts_now)]
 
 
 def _not_found_frees() -> list[Patch]:

@@ -20,7 +20,7 @@ class Arrivals:
         self._poller = poller
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
-        #: Until then no further notification of a conflicting id is written.
+        #: Until then `_once_a_second` returns False.
         self._noted_until = NEVER
 
     async def notify(self, notification: Notification) -> Receipt:
@@ -30,7 +30,7 @@ class Arrivals:
         if record is None:
             return Receipt.UNMATCHED
         if record.archived:  # it takes no more events: the query says in the log what the ledger cannot take
-            if self._may_note_another():
+            if self._once_a_second():
                 self._poller.recheck(record)
             return Receipt.LATE
         receipt = Receipt.EARLY if record.state is State.SENDING else Receipt.MATCHED
@@ -50,13 +50,13 @@ class Arrivals:
             if not record.state.decided and record.state is not State.SENDING:
                 self._poller.notified(record, again=True)
             return Receipt.DUPLICATE
-        if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_another:
+        if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_anothers:
             return Receipt.CONFLICT
-        is_another = record.transaction_id not in (None, transaction_id)
-        if (is_another or DROPPED in named) and not self._may_note_another():
+        names_another = record.transaction_id not in (None, transaction_id)
+        if (names_another or DROPPED in named) and not self._once_a_second():
             return Receipt.CONFLICT
         at = self._clock.time()
-        if is_another:
+        if names_another:
             what = f"a notification names transaction {transaction_id}"
             await self._ledger.apply(record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
@@ -81,8 +81,8 @@ class Arrivals:
         self._poller.recheck(record)
         return Receipt.LATE
 
-    def _may_note_another(self) -> bool:
-        """Return whether a hint that anybody can send may be written: once a second at most."""
+    def _once_a_second(self) -> bool:
+        """Return True at most once a second: anybody can send hints that are written, or queried, again and again."""
         now = self._clock.monotonic()
         if now < self._noted_until:
             return False

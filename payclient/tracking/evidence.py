@@ -226,7 +226,7 @@ class AnswerReader:
             reading.warning = UNDER_ANOTHER
             return reading
         if candidate_id is not None and not may_be_spelt(record.client_transaction_id, named):
-            ask.about(candidate_id).is_another = True
+            ask.about(candidate_id).is_anothers = True
             what = f"transaction {candidate_id} is another's"
             event = Conflicted(at=self.at, what=what, candidate_id=candidate_id)
             return Reading([] if record.state.decided else [event])

@@ -97,8 +97,8 @@ class Candidate:
     queried_at: float = NEVER
     #: When the service last answered that there is no such transaction.
     missing_at: float = NEVER
-    #: The service named another's client transaction id for it.
-    is_another: bool = False
+    #: Whether the service named another's client transaction id for it.
+    is_anothers: bool = False
 
 
 @attrs.define(eq=False, weakref_slot=False)

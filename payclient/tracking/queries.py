@@ -145,8 +145,8 @@ class StatusQueries:
         return self._reader(ask, query).second_report(report)
 
     async def is_anothers(self, record: Record, report: StatusReport | None) -> bool:
-        """Return whether a report that names no sale is of a transaction that another one has: the answer about that
-        one was given to this one's query.
+        """Return whether a report without a client transaction id is of a transaction that the ledger has for another
+        sale: a proxy may give one query the answer to another.
         """
         if report is None or report.client_transaction_id is not None or not record.credentials:
             return False

@@ -147,7 +147,7 @@ class Confirmer:
             waits = self._plan_others(form, report)
         elif report.state == "Aceptado" and not find_mismatch(record, report):
             # Later the service would have reversed an unconfirmed payment.
-            waits = form.is_unconfirmed(report.transaction_id, self._clock.monotonic())
+            waits = form.note_accepted(report.transaction_id, self._clock.monotonic())
             waits &= report.transaction_id not in form.nameless
             if waits and is_over:
                 self._poller.recheck(record, after=2 * self._window)
@@ -209,14 +209,14 @@ class Confirmer:
     # --- The requests
 
     async def request(self, form: ReturnedForm, current: Confirmation) -> None:
-        """Make a request about a form, take the answer, and plan the next one."""
+        """Make a request for `current`, or for an id that comes before it; take the answer, and plan the next one."""
         identifier, stage, wait = form.record.client_transaction_id, None, 0.0
         made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 newest = await self._asks.ledger.get(identifier) or form.record
                 if newest.state.decided and newest.version > form.record.version:
-                    self._asks.note_written(newest)  # the write of the answer before seemed to fail
+                    self._asks.note_written(newest)  # written after all, though the write seemed to fail
                 form.record = newest
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
@@ -253,8 +253,8 @@ class Confirmer:
         if current.transaction_id is None or is_confirmed(record):
             return
         # A person's decision takes out of the ledger what was named before.
-        is_settled = record.evidence is Evidence.OPERATOR and not record.candidate_ids
-        if current.on_record and not is_settled:
+        is_taken_out = record.evidence is Evidence.OPERATOR and not record.candidate_ids
+        if current.on_record and not is_taken_out:
             return
         current.on_record = current.transaction_id in (record.transaction_id, *record.candidate_ids)
         if not current.on_record:
@@ -377,7 +377,7 @@ class Confirmer:
         return bool(others)
 
     async def _take(self, form: ReturnedForm, record: Record, reading: Reading) -> bool:
-        """Write what an answer means, read by this record, and return whether that decides the form."""
+        """Write what an answer means, read against `record`, and return whether that decides the form."""
         answer = reading.report  # None: not found, or a conflict
         is_unpaid = reading.conflict is None and (answer is None or answer.state == "Cancelado")
         if is_unpaid and self._plan_others(form, answer):

@@ -258,9 +258,9 @@ class ReturnedForm(Scheduled):
             each.stage = Stage.GIVEN_UP if each.stage in _UNANSWERED else Stage.SETTLED
             each.wake()
 
-    def is_unconfirmed(self, transaction_id: int | None, now: float) -> bool:
-        """Return whether the service may still reverse a transaction that a query found accepted just now, even late.
+    def note_accepted(self, transaction_id: int | None, now: float) -> bool:
+        """Note that a query found a transaction accepted; return whether the service may still reverse it, even late.
 
-        The time counts from the first such query, which is noted. A return that names an id may be forged, and early.
+        The time counts from the first such query, not from a return that names the id: that may be forged, and early.
         """
         return now - self.accepted_at.setdefault(transaction_id, now) <= 2 * self.window

@@ -141,10 +141,11 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     """Return when an unpaid attempt is queried once more: None, now, if notified; a UTC time if refused as existing."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
-    is_late = notified_at is not None and notified_at >= decided_at
-    history = await ledger.history(unpaid.client_transaction_id) if is_late or is_refused else []
+    if not is_refused and (notified_at is None or notified_at < decided_at):
+        return []
+    history = await ledger.history(unpaid.client_transaction_id)
     dues: list[float | None] = []
-    # The attempt may have been queried, but the answer "not found" leaves no event.
+    # A query that found nothing leaves no event: whether one followed the notification is not known.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         dues.append(None)
     # Of any attempt: once more, for an index that lags.

@@ -36,8 +36,8 @@ def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> boo
             return True  # nobody here has its links, and another ledger may have prepared the same id
         case _, State.EXPIRED:
             # Its process could query no status. One that was queried to the end may be asked beside.
-            ends = (change.facts for change in history if change.event == Exhausted.__name__)
-            return bool(next(ends, None))
+            ends = (each.facts.get("unqueried") for each in history if each.event == Exhausted.__name__)
+            return bool(next(ends, False))
         case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
             return True  # its history, which may say that it exists, is in the archive's file alone
         case "sale", State.REFUSED:
@@ -196,7 +196,7 @@ class Refusals:
         return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
 
     async def find_existing(self, record: Record, refused: RefusedError, lost: Lost) -> Record | None:
-        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
+        """Return the record of an attempt that may exist though it was refused; None: the refusal stands.
 
         A proxy may send a POST twice: the first creates, and the second is answered by 2061 or "duplicate". A query by
         client transaction id shows whether that happened. `lost` is the event that makes the attempt unknown.
@@ -237,14 +237,15 @@ class Refusals:
         return is_doubted or report is not None, report
 
     def plan_queries(self, record: Record, error: Exception) -> None:
-        """Query an attempt that was refused, and may exist all the same, or one before it may."""
+        """Plan to query an attempt that may exist though its send failed by `error`, or whose earlier attempt may."""
+        refused = error if isinstance(error, RefusedError) else None
         earlier = self._poller.asks.find(record.client_transaction_id)
         is_planned = earlier is not None and earlier.recheck_at < math.inf
         if record.state is State.REFUSED and record.notified_at is not None:
             self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if record.kind != "sale" or not (isinstance(error, RefusedError) or record.state.decided):
+        if record.kind != "sale" or (refused is None and not record.state.decided):
             return  # where the ledger failed the permit may not be there: the earlier attempt's look stays planned
-        if is_planned or (isinstance(error, RefusedError) and self.says_exists(error)):
+        if is_planned or (refused is not None and self.says_exists(refused)):
             # The service may list late what it says exists: query when its list has surely caught up.
             self._poller.recheck(record, after=self._poller.policy.absent_after)
         elif not record.state.decided:

@@ -146,7 +146,7 @@ class OpenAsks:
                 self.update(ask, record)
             if ask.followed_elsewhere:
                 ask.followed_elsewhere = self.is_followed_elsewhere(record)  # its lease may be ours by now
-                if not ask.followed_elsewhere or not ask.is_planned:  # a new wait must end, too
+                if not ask.followed_elsewhere or not ask.is_planned:  # the look ends a new wait, too
                     self.plan(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):

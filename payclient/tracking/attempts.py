@@ -187,21 +187,21 @@ class Attempts:
         """
         identifier = attempt.request.client_transaction_id
         self._asks.check_open(identifier)
-        sender, sent = self._in_flight.get(identifier, (attempt, None))
-        if sent is not None and not sent.done():  # else it was cancelled before it began
+        sender, task = self._in_flight.get(identifier, (attempt, None))
+        if task is not None and not task.done():  # a task that is done was cancelled before it began
             attempt.check_same(sender.digest, sender.purchase or identifier)
         else:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
                 return ask.record
-            sender, sent = attempt, start(self._send(attempt), self._poller.detached)
-            self._in_flight[identifier] = sender, sent
+            sender, task = attempt, start(self._send(attempt), self._poller.detached)
+            self._in_flight[identifier] = sender, task
         try:
-            return await outlive(sent)
+            return await outlive(task)
         except PayError as error:
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:
-            if not is_cancelled_alone(sent):
+            if not is_cancelled_alone(task):
                 raise
         # A closing tracker ended it, or others cancelled all tasks of the process.
         if sender.granted and sender.record is not None:

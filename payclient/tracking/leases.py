@@ -86,9 +86,9 @@ class SharedRateLimit(RateLimit):
             self._unwritten_pause = max(self._unwritten_pause, self._paused_until - now)
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
-        """Reserve a request where one waits and none is reserved, and write the pause that all processes must keep.
+        """Return the work that reserves a wanted request, and writes the pause that all processes keep; None: no work.
 
-        Only where no earlier work of this kind is under way.
+        Call this only while no earlier work of this kind is under way.
         """
         if self._reserved_from < now - max(self.gap, UNUSED):
             self._reserved_from = float("inf")  # a reservation that was not used lapses

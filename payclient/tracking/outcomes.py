@@ -254,7 +254,7 @@ async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> N
 
 
 async def newest_of(asks: OpenAsks, record: Record) -> Record:
-    """Return the ledger's record of an ask that is not followed."""
+    """Return what the ledger has of an attempt that is not followed; a decided `record` itself where it fails."""
     identifier = record.client_transaction_id
     if asks.closed and not record.state.decided:
         raise TrackerClosedError("the tracker is closed", client_transaction_id=identifier)

@@ -400,15 +400,15 @@ class Poller:
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
     def query_again(self, record: Record) -> None:
-        """Query an open ask that keeps another one of its purchase from being sent, if it expired.
+        """Query an ask that keeps another one of its purchase from being sent, if its time has passed.
 
-        Its own queries may be used up, or hours behind by the rate, or another process's.
+        The queries that were planned of it may be used up, or hours behind by the rate, or another process's.
         """
         ask = self.asks.find(record.client_transaction_id)
         if ask is None or not self.policy.can_query:
             return
-        is_expired = ask.record.state is State.PENDING and self.clock.monotonic() >= ask.expires
-        if ask.followed_elsewhere and is_expired:
+        is_overdue = ask.record.state is State.PENDING and self.clock.monotonic() >= ask.expires
+        if ask.followed_elsewhere and is_overdue:
             ask.followed_elsewhere = False  # its process may follow no such asks
             self.asks.plan(ask)
         if ask.waits_over or awaits_last_query(ask.record):

@@ -186,7 +186,7 @@ class Rule:
     computed: str = ""
 
     def condition(self, name: str) -> str:
-        """Return the quick check of a field of this name, as an expression."""
+        """Return the quick check of a field as an expression over `name`, `name_kind` and `name_object`."""
         quick = f"type({name}) is {name}_kind"
         if self.quick and not self.is_code:
             quick += f" and {self.quick.format(name, f'{name}_object')}"

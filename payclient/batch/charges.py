@@ -270,7 +270,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- With other processes that charge the same rows
 
     async def _read_first(self, lane: Lane) -> None:
-        """Read a lane's first row again: another process may have sent it. Queue the lane; later if that fails."""
+        """Read a lane's first row again: another process may have sent it. Queue it; later if the ledger fails."""
         try:
             fault = await self._read_again(lane.rows[0])
         finally:
@@ -339,7 +339,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._free(lane)
 
     async def _hold(self, lane: Lane, pending: PendingSale) -> None:
-        """Send nothing to a customer on whose phone a sale may stand that is waited for no longer."""
+        """Wait until the customer of a lane's next row is free of a sale that is waited for no longer."""
         while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
             if pending.state.decided or (seconds := self._busy_for(pending)) <= 0:
                 return

@@ -214,7 +214,7 @@ class Run:
                     words = f"this purchase is paid by {paid}; nothing was sent"
                     self._count(line_of(row, None, AlreadyPaidError(words)))
                 elif purchase.paid is False:
-                    self._count(line_of(row, None))
+                    self._count(line_of(row, None))  # not sent yet
 
     # --- What is counted and written
 
@@ -305,7 +305,7 @@ class Run:
     def _say_until_when(self) -> None:
         counts, left = self.progress.unfinished()
         if left:
-            until, time_left = time.time() + left[-1], terminal.duration(left[-1])
+            until, time_left = time.time() + max(left), terminal.duration(max(left))
             pending = counts[State.PENDING]
             words = text("run.until", count=pending, at=terminal.at(until), left=time_left)
             self.progress.note("waiting", words, pending=pending, until=iso(until))

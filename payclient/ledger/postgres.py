@@ -62,7 +62,7 @@ class PostgresDatabase:
         self._statements = statements
         #: Prepared statements by their names here; None behind a pooler, whose servers would keep them for good.
         self._prepared: dict[str, Any] | None = {}
-        #: The number of this opening; the holder of the attempts permitted here; for how many seconds.
+        #: The first parameters of the statement `write`: `PostgresWriter.owner` and `PostgresWriter.lease`.
         self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
         #: Whether the server warned beside its answer: a commit may not have reached a standby.
         self._warned = False

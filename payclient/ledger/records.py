@@ -139,7 +139,7 @@ def permit_row(record: Record) -> tuple[Any, ...]:
 
 
 def change_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
-    """Return the values of a change, as the statements `change` and `write` take them; eight are seldom set."""
+    """Return the values of a change, as the statements `change` and `write` take them."""
     # `_value_`, since sqlite3 takes a plain str by a shorter way than an enum's member.
     return (
         after.client_transaction_id,

@@ -272,7 +272,7 @@ class SqliteWriter(Writer):
         while operations and not self._inbox.empty():
             more = self._inbox.get()
             if not more:
-                self._inbox.put(more)  # put the order to end back: these come first
+                self._inbox.put(more)  # the order to end, put back: these come first
                 break
             operations += more
         return operations
@@ -297,7 +297,7 @@ class SqliteWriter(Writer):
             fail(operations, unavailable(error, "read"))
 
     def _check_in_place(self, writes: list[Write], database: SqliteDatabase) -> None:
-        """Grant no permit in a file that is out of its place by now; an outage lasts until it is back."""
+        """Fail the permits where the file is not in its place any more; log that, and that it is back."""
         permits = [each for each in writes if each.event is None or isinstance(each.event, ReversalPermitted)]
         try:
             if permits or self._failing_since is not None:

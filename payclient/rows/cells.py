@@ -137,18 +137,18 @@ def read_cell(
     """
     if field == "order":
         return _order_of(cell)
-    if not isinstance(cell, str):
-        if json:
-            return cell
-        cell = _text_of(cell, field)
-        mark = None if mark is None else "."  # which the text of a number has
-    if json or field not in INTEGERS | {"by_nick_name"}:
-        _check_damage(cell, field)
+    if json and not isinstance(cell, str):
         return cell
-    if field == "by_nick_name":
+    if not isinstance(cell, str):
+        cell = _text_of(cell, field)
+        mark = mark and "."  # which the text of a number has
+    if field == "by_nick_name" and not json:
         if cell not in ("true", "false"):
             raise CellError("must be true or false")
         return cell == "true"
+    if json or field not in INTEGERS:
+        _check_damage(cell, field)
+        return cell
     if mark is not None and field in AMOUNTS:
         return cents_of(cell, mark, currency)
     if not _INTEGER.fullmatch(cell):

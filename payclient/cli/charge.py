@@ -84,7 +84,7 @@ def charge(
     outputs = {"--report": shown.report, "--skip-bad": shown.skip_bad, "--html": shown.html}
     check_apart({"FILE": file, **outputs, **_input_files(options)})
     rows = read_file(file, form, profile=profile)
-    can_send = can_go_on(rows, shown.skip_bad)
+    can_send = print_errors(rows, shown.skip_bad)
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or form.decimal_mark
@@ -161,7 +161,7 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
         terminal.say(text("file.dry", name=file.path.name, count=len(file.requests)))
 
 
-def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
+def print_errors(file: ChargeFile, skip_bad: Path | None) -> bool:
     """Print the errors of a file, and return whether its good rows may be sent."""
     groups: dict[tuple[str | None, str], list[RowError]] = {}
     for error in file.errors:

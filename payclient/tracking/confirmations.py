@@ -134,13 +134,12 @@ class Confirmer:
     def confirm_first(self, record: Record, report: StatusReport) -> bool:
         """Plan what is confirmed before a report of a form decides, and return whether anything is.
 
-        A payment that the report shows is confirmed now, but a second one beside one that was confirmed: the service
-        gives that one back. Another transaction may be the payment of a cancelled one, as long as its confirmation has
-        no answer.
+        A payment that the report shows is confirmed now, unless another one was confirmed: the service gives back the
+        second one. Beside a cancelled transaction another one may be paid until its confirmation has an answer.
         """
-        is_over = is_confirmed(record)
-        is_another = report.state == "Aceptado" and report.transaction_id not in (None, record.transaction_id)
-        if not self.confirms or record.kind != "form" or (is_over and not is_another):
+        was_confirmed = is_confirmed(record)
+        is_second = report.state == "Aceptado" and report.transaction_id not in (None, record.transaction_id)
+        if not self.confirms or record.kind != "form" or (was_confirmed and not is_second):
             return False
         form, waits = self._form(record), False
         if report.state == "Cancelado":
@@ -149,7 +148,7 @@ class Confirmer:
             # Later the service would have reversed an unconfirmed payment.
             waits = form.note_accepted(report.transaction_id, self._clock.monotonic())
             waits &= report.transaction_id not in form.nameless
-            if waits and is_over:
+            if waits and was_confirmed:
                 self._poller.recheck(record, after=2 * self._window)
             elif waits and report.transaction_id is not None:
                 self._plan(form, report.transaction_id)
@@ -299,7 +298,7 @@ class Confirmer:
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
         if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
-        if await self._is_replaced(record, current):
+        if await self._note_replaced(record, current):
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             self._queries.warn_once("confirmation_withheld", record.client_transaction_id, what)
             return current.stage
@@ -342,11 +341,11 @@ class Confirmer:
         reading = read_form(record, report, self._clock.time())
         return await self._take(form, record, reading) or reading.conflict is not None
 
-    async def _is_replaced(self, form: Record, current: Confirmation) -> bool:
+    async def _note_replaced(self, form: Record, current: Confirmation) -> bool:
         """Note and return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
 
-        A push that the shop chose to send beside the form does not count, nor a form that nobody has paid so far, or
-        that was paid after this one: that one finds this one in the ledger.
+        A push that the shop chose to send beside the form does not count. Nor does a form that nobody has paid so far,
+        or that was paid after this one: its confirmation finds this one in the ledger.
         """
         try:
             asks = await self._asks.ledger.asks(form.purchase)

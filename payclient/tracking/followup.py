@@ -333,7 +333,7 @@ class Policy:
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
     def _had_last_queries(self, ask: Followed) -> bool:
-        """Return whether the last queries were made. Of a form one that was answered is enough once all are overdue."""
+        """Return whether the last queries were made; for a form an answered one is enough once all are overdue."""
         overdue = ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale
         is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
@@ -341,9 +341,9 @@ class Policy:
     def exhausts_now(self, ask: Followed, now: float) -> bool:
         """Return whether an expired ask is exhausted now: it has had its last query, and its purchase is free again.
 
-        A query does not count as the last if its answer was lost, was about another ask, was "not found" of a sale that
-        was created, or was not taken by the ledger: the answer may have been "paid". Nor does one that was made
-        before the ask's whole life has passed in this process, since our clock may be ahead of the sender's.
+        A query is not the last if its answer was lost, was about another ask, or was not taken by the ledger: it may
+        have been "paid". Nor is one that does not find a sale that was created, or one before the ask's whole life has
+        passed in this process: our clock may be ahead of the sender's.
         """
         if not awaits_last_query(ask.record):
             return False
@@ -366,7 +366,7 @@ class Policy:
         return min(ended_at, ask.expires + longest) if self.clocks_agree else ended_at
 
     def reversal_may_be_on_its_way(self, ask: Followed, now: float) -> bool:
-        """Return whether a request to give it back may be on its way, whatever wall clocks say."""
+        """Return whether a request to give the payment back may be on its way, whatever wall clocks say."""
         return ask.record.state is State.REVERSING and now < self._reversal_ended_at(ask)
 
     def _reversal_ended_at(self, ask: Followed) -> float:

@@ -25,8 +25,8 @@ from payclient.tracking.recovery import recheck_unpaid, take_over
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-#: Seconds after which this process renews its leases; and the part of them after which it tries again where the ledger
-#: failed, since a form that came back is reversed by the service unless somebody confirms it.
+#: Seconds after which this process renews its leases; and the part of them after which it does so where the ledger
+#: failed. Sooner, since the service reverses a form that came back unless somebody confirms it.
 RENEW, TRY_AGAIN = 10.0, 1 / 5
 
 #: Seconds beyond the total time-out after which nobody can be sending any more.
@@ -242,7 +242,7 @@ class Leases:
                 ask.followed_elsewhere = True
                 self._asks.plan(ask)
         unfollowed = [each for each in held if (known := find(each)) is None or known.followed_elsewhere]
-        # What is new here was claimed, and the answer was lost.
+        # A lease that is new here was claimed, and the answer was lost.
         self._untaken.update(set(unfollowed) - before)
         for begin in range(0, len(unfollowed), PAGE):
             records = (await self._ledger.get_many(unfollowed[begin : begin + PAGE])).values()

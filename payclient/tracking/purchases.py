@@ -72,8 +72,8 @@ def check_purchase(key: str) -> None:
 def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
     """Return the ask that keeps another one of its purchase from being sent.
 
-    The ledger refuses the permit beside it, or it is a form with dead links that may yet turn out to be paid, or only a
-    person can find out what its customer did.
+    The ledger refuses a permit beside that ask. Or it may yet turn out to be paid: it is a form with dead links, or
+    only a person can find out what its customer did.
     """
     records = list(records)
     holder = purchase_holder(records, new)

@@ -158,8 +158,8 @@ class StatusQueries:
     def _is_overtaken(self, ask: Followed, query: TransactionRef, before: State) -> bool:
         """Return whether the answer to this query may by now be out of date, or about something else.
 
-        Meanwhile another process has found the ask paid, or bound it to another transaction, or it was given back; or a
-        newer attempt was sent, which a query by client transaction id may have found.
+        Meanwhile the ask was found paid, bound to another transaction or given back. Or a newer attempt was sent, which
+        a query by client transaction id may have found.
         """
         record, bound_to = ask.record, ask.record.transaction_id
         newest = self._asks.find(record.client_transaction_id)
@@ -231,7 +231,7 @@ class StatusQueries:
             raise
 
     async def _write(self, ask: Followed, record: Record, reading: Reading) -> bool:
-        """Log and write what an answer means, read by this record of an ask. Return whether the ledger has it."""
+        """Log and write what an answer means, read against `record` of an ask. Return whether the ledger has it."""
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         with suppress(LedgerError):  # then the write fails as well, or the same is written twice
@@ -272,7 +272,7 @@ class StatusQueries:
                 _alarm(after, [alarm])
 
     async def write(self, record: Record, reading: Reading) -> Record:
-        """Log and write what an answer means, read by this record of an attempt; return the record after that."""
+        """Log and write what an answer means, read against `record` of an attempt; return the record after that."""
         if await self.is_noted(record, reading.events):
             return record
         _alarm(record, reading.alarms)

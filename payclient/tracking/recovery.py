@@ -84,9 +84,9 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
 async def look_back(poller: Poller) -> None:
     """Go on with attempts that were cancelled or refused not long ago, and may be paid all the same.
 
-    A process may have ended before it confirmed a form that its customer had given up, and paid later; or before the
-    last query of an attempt that was notified, or was refused as existing, was answered. A busy day takes seconds to
-    read, so this runs while the tracker is open, and begins again where the ledger fails.
+    A process may have ended before it confirmed a form that was given up, and paid later. Or it ended before the last
+    query of an attempt that was notified, or refused as existing, had an answer. A busy day takes seconds to read, so
+    this runs while the tracker is open, and begins again where the ledger fails.
     """
     while True:
         try:

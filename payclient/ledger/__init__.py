@@ -81,12 +81,12 @@ class PurchaseHeldError(Exception):
         self.holder = holder
 
 
-def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
-    """Return a fault of a database as callers see it: by its name, without any statement or value."""
+def unavailable(error: BaseException, done: str) -> LedgerUnavailableError:
+    """Return the error of a ledger that could not be `done`: with the fault's name, without any statement or value."""
     if isinstance(error, PayError):  # our own words
         return LedgerUnavailableError(str(error))
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
+    return LedgerUnavailableError(f"the ledger could not be {done} ({name})")
 
 
 class Ledger(Protocol):

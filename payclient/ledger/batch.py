@@ -207,7 +207,7 @@ async def _insert(database: Database, writes: list[Write]) -> list[Write]:
 async def _settle(
     database: Database, writes: list[Write], fault: LedgerUnavailableError | None
 ) -> list[Write]:
-    """Answer the writes that the database did not take by what it holds; return those to try again."""
+    """Answer the writes that the database did not take (`fault`: why) by what it holds; return those to try again."""
     purchases = {each.record.purchase for each in writes if each.event is None}
     try:
         attempts, of_purchases = await database.look_up([each.identifier for each in writes], list(purchases))

@@ -262,7 +262,7 @@ class StatusQueries:
         """Raise the alarm of a payment that was found after a person or another process called the ask unpaid."""
         is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
         is_overtaken = after.version > before.version + len(reading.events)
-        if not is_payment or not (is_overtaken or before.state.decided):
+        if not (is_payment and (is_overtaken or before.state.decided)):
             return
         with suppress(LedgerError):  # the feed has the correction all the same
             history = await history_of(self._asks.ledger, after)

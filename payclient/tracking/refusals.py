@@ -210,8 +210,7 @@ class Refusals:
         if report is not None:
             identifier = record.client_transaction_id
             log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
-            ask = self._poller.asks.follow(record)
-            if ask is not None:
+            if (ask := self._poller.asks.follow(record)) is not None:
                 query = TransactionRef(client_transaction_id=identifier, transaction_id=None)
                 await self._queries.take(ask, query, report)
                 record = ask.record

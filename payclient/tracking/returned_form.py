@@ -130,8 +130,8 @@ class ReturnedForm(Scheduled):
     @property
     def is_idle(self) -> bool:
         """Whether no request is left to make, so that the ledger has all that there is."""
-        busy = self.all_open() or self.task is not None
-        return not busy and (self.record.state.decided or not (self.accepted_at or self.record.candidate_ids))
+        may_be_paid = not self.record.state.decided and (self.accepted_at or self.record.candidate_ids)
+        return not (self.all_open() or self.task is not None or may_be_paid)
 
     @property
     def nameless(self) -> set[int | None]:

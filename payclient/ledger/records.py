@@ -242,7 +242,7 @@ def holds_purchase(known: Record, new: Record) -> bool:
 def may_be_paid(cancelled: Record) -> bool:
     """Return whether a cancelled form may be paid all the same, while its links live.
 
-    Its browser came back cancelled, and the service has not called it so; or another transaction was named to it since.
+    Its browser came back cancelled, and the service has not called the form so; or a transaction was named to it since.
     """
     return cancelled.evidence is Evidence.UNPAID or bool(cancelled.candidate_ids)
 

@@ -253,13 +253,13 @@ class OpenAsks:
     def note_failure(self, ask: Followed, error: LedgerError) -> None:
         """Note that the ledger failed, so that an answer about the ask counts for nothing: it is queried again."""
         ask.failures += 1
-        ask.recheck()
+        ask.recheck_again()
         self.late.failed(error)
 
     async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
         """Do what `apply` does. Raises `TransitionError` and `LedgerError`."""
         before, identifier = ask.record, ask.record.client_transaction_id
-        if before.kind == "form":  # a return comes before what was found of the form
+        if before.kind == "form":  # a return that could not be written comes first
             await self.late.write_earlier(identifier)
         try:
             newest = await self.ledger.apply(seen or ask.record, event)

@@ -104,7 +104,7 @@ class Confirmer:
         self._asks.note_written(form.record)
 
     def _go_on(self, form: ReturnedForm, confirmation: Confirmation) -> None:
-        """Confirm a return even if the ledger is down, or its write was cancelled: else the service reverses it."""
+        """Confirm a return once its write has ended, in whatever way: else the service reverses the payment."""
         if confirmation.stage is Stage.ARRIVED:
             confirmation.stage = Stage.IN_DOUBT
         if self._asks.is_open or not confirmation.on_record:

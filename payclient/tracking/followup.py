@@ -210,14 +210,14 @@ class Followed(Scheduled):
     def note_unanswered(self, candidate_id: int | None) -> None:
         """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
-        self.recheck()
+        self.recheck_again()
         if self.record.evidence is Evidence.LAST_QUERY and self.final_queries == len(FINAL_QUERY_DELAYS):
             self.final_queries -= 1  # `OpenAsks.add` left this one to an ask of an earlier process
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 
-    def recheck(self) -> None:
-        """Make the last query of a decided ask once more: it came to nothing. One that is planned later stays so."""
+    def recheck_again(self) -> None:
+        """Plan the last query of a decided ask again, since it came to nothing. One that is planned later stays so."""
         went_by_candidate, is_planned = self.by_client_id_next, self.recheck_at < float("inf")
         if self.record.state.decided and (went_by_candidate or is_planned):
             self.recheck_soon = True

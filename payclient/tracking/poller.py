@@ -248,12 +248,11 @@ class Poller:
         else:
             if policy.gives_up(ask, now, failing=self.queries.is_failing):
                 self.asks.wake(ask, waits_over=True)
-            again = policy.look_meanwhile(ask, now)
-            if again is not None:
+            if (again := policy.look_meanwhile(ask, now)) is not None:
                 self.asks.due.put(ask, again)
-            final = LEFT if ask.record.kind == "form" else FINAL
-            notified = ask.notified_queries is not None
-            self._lines.put(ask, NOTIFIED if notified else final if policy.is_final(ask, now) else ROUTINE)
+            last = LEFT if ask.record.kind == "form" else FINAL
+            line = last if policy.is_final(ask, now) else ROUTINE
+            self._lines.put(ask, line if ask.notified_queries is None else NOTIFIED)
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """Query a decided ask once more where it was notified, or its time has come; else forget it."""

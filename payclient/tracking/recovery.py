@@ -132,8 +132,8 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
             if (each.after in unpaid or each.event == DecidedAccepted.__name__) and each.at >= since
         }
         for record in (await ledger.get_many(list(found))).values():
-            is_word = record.state is State.ACCEPTED and record.kind == "form" and not is_confirmed(record)
-            if record.state in unpaid or is_word:
+            by_person = record.state is State.ACCEPTED and record.kind == "form" and not is_confirmed(record)
+            if record.state in unpaid or by_person:
                 yield record
 
 

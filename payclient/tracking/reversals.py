@@ -92,8 +92,8 @@ async def _withdraw(poller: Poller, record: Record) -> Known:
         is_undone = await _is_undone(poller, record, accepted_counts=True)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
-    # Nothing else was found by client transaction id, which settles the ids that were named, too. Where the service has
-    # no such query, their own queries settle them.
+    # A query by client transaction id settles the ids that were named, too: it finds no other transaction. Where the
+    # service has no such query, each of them has a query of its own.
     are_settled = poller.policy.by_client_id or not poller.policy.can_query
     if is_undone and (are_settled or not record.candidate_ids):
         return await poller.asks.write(record, Withdrawn(at=poller.clock.time())), None

@@ -383,11 +383,11 @@ class PaySession:
             response = await self._transport(signed, proof)
         except NotSentError as error:
             failure = str(error)
-            proof.passed = False
+            proof.may_have_sent = False
         except Exception as error:
             failure = describe_failure(error)
         else:
-            if proof.before_send is not None and not proof.passed:
+            if proof.before_send is not None and not proof.may_have_sent:
                 raise UsageError("a transport awaits before_send before the first byte, and this one did not")
             if response.status < 500:
                 self.answered_at = time.time()
@@ -407,7 +407,7 @@ class SendProof:
     #: Whether the permit may be spent: `before_send` was begun.
     permit_spent: bool = False
     #: Whether the first byte may have left.
-    passed: bool = False
+    may_have_sent: bool = False
     #: Whether the transport's call has ended: what goes on all the same, as behind a shield, may send nothing any more.
     is_over: bool = False
     #: The exception of `before_send`.
@@ -419,7 +419,7 @@ class SendProof:
         self.deadline = deadline
 
     async def __call__(self) -> None:
-        if self.permit_spent or self.passed or self.is_over:
+        if self.permit_spent or self.may_have_sent or self.is_over:
             raise UsageError(
                 "a transport calls before_send once, and before its own end; nothing more is sent"
             )
@@ -433,7 +433,7 @@ class SendProof:
                 raise
             if self.deadline.fired or self.is_over:
                 raise NotSentError("before_send took longer than the call")
-        self.passed = True
+        self.may_have_sent = True
 
 
 class Call:
@@ -457,7 +457,7 @@ class Call:
     @property
     def sent(self) -> bool:
         """Whether the first byte may have left, at this send or at an earlier one."""
-        return self._sent_before or self.proof.passed
+        return self._sent_before or self.proof.may_have_sent
 
     def begin_again(self) -> None:
         """Prepare to send the request again, with a proof of its own."""

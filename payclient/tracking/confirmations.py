@@ -324,7 +324,7 @@ class Confirmer:
         return transaction_id in named
 
     async def _query(self, form: ReturnedForm) -> bool:
-        """Query whether a form is paid. Return whether no other query is needed: also where none can tell."""
+        """Query whether a form is paid; return whether no other query is needed, as where none can show it."""
         record = form.record
         if not self._poller.policy.by_client_id:
             return True

@@ -247,15 +247,15 @@ class AnswerReader:
         return self._verdict(report, report.transaction_id or candidate_id)
 
     def _may_be_of_another_account(self, report: StatusReport) -> bool:
-        """Return whether a report would decide, and may be about an order of the same id, amount and currency.
+        """Return whether a report that would decide may be about another account's order of the same id and amount.
 
         A payment of a form that is to be confirmed is pending here.
         """
         record = self.ask.record
         would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
         # A query by client transaction id alone may find another account's: the number in its report ties it.
-        names = report.transaction_id is not None or bool(report.others)
-        is_numbered = names or self.policy.by_transaction_id
+        has_number = report.transaction_id is not None or bool(report.others)
+        is_numbered = has_number or self.policy.by_transaction_id
         is_tied = (record.transaction_id is not None and is_numbered) or not record.credentials
         return would_decide and not is_tied and not self._can_see()
 
@@ -304,7 +304,7 @@ class AnswerReader:
         return self._verdict(report, transaction_id)
 
     def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
-        """Return what a report of ours means for the ask; nothing, where what was sent may not be seen yet."""
+        """Return what a report of ours means for the ask; nothing where it may be older than what was sent since."""
         ask = self.ask
         if report.state == "Aceptado" and self.policy.reversal_may_be_on_its_way(ask, self.now):
             return Reading(report=report, is_about_ask=True)

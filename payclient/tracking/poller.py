@@ -147,7 +147,7 @@ class Poller:
         newest = self.asks.find(record.client_transaction_id)
         if newest is not None and newest.record.attempt > record.attempt:
             return  # a newer attempt has been sent since
-        ask = self.asks.follow(record)  # one that was open until now is removed
+        ask = self.asks.follow(record)  # an open one leaves the index as it takes the decision
         if ask is None or not self.asks.has(ask):
             ask = self.asks.add(record)
         if after is not None:
@@ -259,7 +259,7 @@ class Poller:
         if ask.line:
             return  # its query plans the next look
         if ask.recheck_soon or now >= ask.recheck_at:
-            # Each has a query of its own: that of a hint goes by what it named.
+            # A hint and a due time have a query each. That of a hint goes by the ids that it named.
             ask.by_client_id_next = self.policy.can_always_query and not ask.recheck_soon
             if not ask.recheck_soon:
                 ask.recheck_at = math.inf

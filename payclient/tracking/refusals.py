@@ -107,6 +107,7 @@ class Refusals:
     async def _find_refused(
         self, before: Record, doubted: Sequence[Record], *, was_created: bool
     ) -> Record | None:
+        """Do what `find_ended` does for a refused ask. `was_created`: an answer named what was created."""
         identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
         if report is None and was_created and not self._poller.policy.can_always_query:
             words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"

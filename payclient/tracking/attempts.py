@@ -101,9 +101,9 @@ class Attempt:
     result: PrepareResult | None = attrs.field(default=None, repr=False)
     #: The record that the permit inserts; None before, and where it was denied.
     record: Record | None = None
-    #: The INSERT was committed, and the send may go on.
+    #: Whether the INSERT was committed, and the send may go on.
     granted: bool = False
-    #: How it ended, once that is known.
+    #: How the send ended, once that is known.
     end: Event | None = None
 
     @property
@@ -376,7 +376,7 @@ class Attempts:
             case NotSentError():
                 return NotSent(at=at)
         if not attempt.granted:
-            return NotSent(at=at)  # it was closed, or the ledger failed, in the permit: no byte has left
+            return NotSent(at=at)  # it ended before the permit was granted: no byte has left
         if isinstance(error, Exception):
             what = "the send failed: %s"
             log("error", "send_failed", record.client_transaction_id, what, type(error).__name__)

@@ -79,16 +79,16 @@ class LateWrites:
         try:
             known: Record | None = await self._apply(record, event)
         except TransitionError:
-            # An operator or another process decided it meanwhile, or a write that failed had reached the ledger: the
-            # ledger's word stands.
+            # An operator or another process decided the attempt meanwhile, or a write that seemed to fail has reached
+            # the ledger. What the ledger has stands.
             known = await self._ledger.get(identifier)
             if known is not None and known.attempt < record.attempt:
-                known = None  # that one was refused, and says nothing of this one
+                known = None  # an earlier attempt, which shows nothing of this one
             if known is None and isinstance(event, Created | Lost):
                 what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
                 log("critical", "permit_lost", identifier, what, type(event).__name__)
             elif known is not None and isinstance(event, Created) and _contradicts(event, record, known):
-                # A person called it unpaid, or a proof that was none.
+                # A person called the attempt unpaid, or a proof that was wrong did.
                 what = f"called unpaid, and yet created as transaction {event.transaction_id}"
                 log("critical", "outcome_alarm", identifier, "%s", what)
                 named = Conflicted(at=event.at, what=what, created_id=event.transaction_id)

@@ -284,8 +284,7 @@ class Leases:
 
     def _learn(self, record: Record) -> None:
         """Take a record that another process wrote; query its ask if its notification or its candidates changed."""
-        ask = self._asks.find(record.client_transaction_id)
-        if ask is None:
+        if (ask := self._asks.find(record.client_transaction_id)) is None:
             return
         before = ask.record
         is_notified = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids

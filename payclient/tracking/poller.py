@@ -92,7 +92,7 @@ class Poller:
         self.queries: StatusQueries = StatusQueries(self, status)
         self.confirmer: Confirmer = Confirmer(self)
         self._lines = RequestLines(profile.sale_window)
-        self._to_expire: deque[Followed] = deque()
+        self._to_expire: deque[Followed] = deque()  # expired or exhausted, to be written next
         self._timer: Timer | None = None
         #: When the timer was last set, or last fired.
         self._looked_at = math.inf
@@ -317,7 +317,7 @@ class Poller:
         item.task.add_done_callback(partial(self._note_end, item))
 
     def _note_end(self, item: Scheduled, task: asyncio.Future[Any]) -> None:
-        """Look again at an item whose task was cancelled before it began: no other task clears it."""
+        """Look again at an item whose task was cancelled before it began: any other task has cleared itself."""
         if item.task is task:
             item.task = None
             self.asks.due.put(item, self.clock.monotonic())
@@ -403,8 +403,7 @@ class Poller:
 
         The queries that were planned of it may be used up, or hours behind by the rate, or another process's.
         """
-        ask = self.asks.find(record.client_transaction_id)
-        if ask is None or not self.policy.can_query:
+        if (ask := self.asks.find(record.client_transaction_id)) is None or not self.policy.can_query:
             return
         is_overdue = ask.record.state is State.PENDING and self.clock.monotonic() >= ask.expires
         if ask.followed_elsewhere and is_overdue:

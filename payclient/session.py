@@ -131,6 +131,8 @@ class PaySession:
         """Make a session by the settings that `open_tracker_from_env` reads; it needs no `PAYCLIENT_LEDGER`."""
         variables = Secret(os.environ if environ is None else environ)
         del environ  # error trackers record the local variables of a frame that raises
+        if options.get("proxy") is not None:
+            options["proxy"] = Secret.of(options["proxy"])
         given: Any = options.pop("profile", None)
         base_url, token, profile = service_from_env(variables, given)
         return cls(base_url, token, profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came

@@ -645,6 +645,24 @@ def test_what_is_refused_is_not_repeated(call: Callable[[], object]) -> None:
     assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
 
 
+#: A good proxy, and the settings of an environment.
+PROXY = f"http://user:{PROXY_PASSWORD}@proxy.example"
+ENVIRON = {"PAYCLIENT_BASE_URL": "https://pay.example", "PAYCLIENT_TOKEN": TOKEN}
+
+
+def test_a_bad_setting_beside_a_proxy() -> None:
+    """No frame on the way shows the proxy's password or the token."""
+    bad: Any = 5
+    for make in (
+        partial(PaySession, "https://pay.example", Secret(TOKEN)),
+        partial(PaySession.from_env, ENVIRON),
+    ):
+        with pytest.raises(payclient.ConfigurationError) as caught:
+            make(proxy=PROXY, timeouts=bad)
+        del make
+        check_hidden(caught.value)
+
+
 async def test_a_profile_refuses_a_request() -> None:
     """What the profile's limits refuse, and what it has no name for, is not repeated, and nothing is sent."""
     lengths = {"reference": 3, "phone_number": 3, "email": 3, "document_id": 3}

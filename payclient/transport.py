@@ -27,6 +27,7 @@ from yarl import URL
 
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.secret import Secret
+from payclient.validation import is_loopback
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -189,6 +190,10 @@ class AiohttpTransport:
         self._proxy_headers: Secret[dict[str, str]] | None = None
         if proxy is not None:
             self._proxy, self._proxy_headers = _read_proxy(proxy)
+            if self._url("").scheme == "http" and not is_loopback(self._proxy.reveal().host or ""):
+                raise ConfigurationError(
+                    "proxy must be on this machine where base_url is http: the token would be sent in the clear"
+                )
         self._session: aiohttp.ClientSession | None = None
         self._headers: Mapping[str, str] | None = None
 

@@ -136,6 +136,15 @@ def test_settings_accepted_and_refused() -> None:
             PaySession(BASE, TOKEN, proxy=proxy)
 
 
+def test_http_goes_through_no_proxy_elsewhere() -> None:
+    """It is for this machine, and a proxy on another one would read the token."""
+    for proxy in ("http://proxy.example:3128", "https://192.168.0.1:3128"):
+        with pytest.raises(ConfigurationError, match=r"^proxy must be on this machine"):
+            PaySession("HTTP://127.0.0.1:8700", TOKEN, proxy=proxy)
+        PaySession(BASE, TOKEN, proxy=proxy)
+    PaySession("http://127.0.0.1:8700", TOKEN, proxy="http://localhost:3128")
+
+
 BAD_TOKENS = [
     "", None, 7, b"secret", "Bearer secret", "bearer secret", "secret\r\nX-Other: 1", "secret\n",
     "secret\x00", "sec ret", " secret", "secret\t", "secretó", "<ACCESS_TOKEN>", "<secret>",

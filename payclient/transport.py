@@ -183,6 +183,10 @@ class AiohttpTransport:
     ) -> None:
         # Parsing an address takes longer than encoding a small Sale.
         self._url = lru_cache(maxsize=64)(lambda path: URL(base_url + path, encoded=True))
+        try:
+            is_http = self._url("").scheme == "http"
+        except ValueError:  # of a host such as `[::1]x`
+            raise ConfigurationError("base_url must be an address such as https://pay.example") from None
         self._connect_timeout = connect_timeout
         self._connector = connector
         #: The proxy's address, without the name and password that it may want; and the header with these.
@@ -190,7 +194,7 @@ class AiohttpTransport:
         self._proxy_headers: Secret[dict[str, str]] | None = None
         if proxy is not None:
             self._proxy, self._proxy_headers = _read_proxy(proxy)
-            if self._url("").scheme == "http" and not is_loopback(self._proxy.reveal().host or ""):
+            if is_http and not is_loopback(self._proxy.reveal().host or ""):
                 raise ConfigurationError(
                     "proxy must be on this machine where base_url is http: the token would be sent in the clear"
                 )

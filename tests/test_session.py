@@ -109,7 +109,7 @@ def session_over(transport: Transport | None, token: Any = TOKEN, **options: Any
         "https://pay.example/#secret", "https://pay.example#", "https://pay.example/\r\nX: secret",
         "https://pay.example/\x00", "https://pay.example/ ", " https://pay.example",
         "https://pay.example\\secret", "https://pagó.example", "https://pay.example:port",
-        "https://pay.example:70000", "https://[::1",
+        "https://pay.example:70000", "https://[::1", "https://[::1]secret",
     ],
 )  # fmt: skip
 def test_base_url_refused(base_url: Any) -> None:

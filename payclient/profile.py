@@ -158,9 +158,10 @@ STATES = _must(
     f"map the service's words to {', '.join(STATE_WORDS)}", lambda states: states and _states(states)
 )
 CODE_FIELD = _must(
-    "be the name of a field, with its numbers in status.codes",
-    lambda name, codes: _is_text(name) and codes != {},
+    "be the name of a field other than state_field, with its numbers in status.codes",
+    lambda name, codes, state_field: _is_text(name) and codes != {} and name != state_field,
     "codes",
+    "state_field",
 )
 STATE_CODES = _must(
     f"map the service's numbers to {', '.join(STATE_WORDS)}, beside status.code_field",

@@ -153,6 +153,7 @@ INCOMPLETE: list[tuple[str, dict[str, Any]]] = [
     ("status", {"status": {"state_field": "state"}}),
     ("status.state_field", {"status": {"by_transaction_id": "/s/{transaction_id}"}}),
     ("status.code_field", {"status": STATUS | {"codes": {}}}),
+    ("status.code_field", {"status": STATUS | {"code_field": "state"}}),
     ("status.codes", {"status": STATUS | {"code_field": None}}),
     ("confirm", {"confirm": CONFIRM}), ("cancel", {"cancel": {}}), ("reverse", {"reverse": {}}),
     ("cancel.client_transaction_id_field", {"cancel": UNDO | {"by_client_transaction_id": "/u"}}),

@@ -119,6 +119,10 @@ OTHER_NAME = _must(
     "transaction_id_field",
 )
 PARAMETER = _must("be the name of a parameter", _is_name)
+WALLET_LINK = _must(
+    "be the name of a link such as payWithBrand, and not payWithCard",
+    _matches("payWith(?!Card$)[A-Za-z0-9_]{1,57}"),
+)
 PATH = _must("be a path", _is_path)
 SECONDS = _must("be a positive number of seconds", _is_seconds)
 CODES = _must("be a list of integers", _set_of(_is_int))
@@ -347,7 +351,7 @@ class ServiceProfile:
     nick_name_flag: str | None = _setting(_name_for("by_nick_name"))
     phone_optional_with_nick_name: bool = attrs.field(default=False, validator=BOOL)
     language_field: str | None = _setting(_name_for("language"))
-    wallet_link_field: str | None = _setting(NAME)
+    wallet_link_field: str | None = _setting(WALLET_LINK)
     response_url_field: str = attrs.field(default="responseUrl", validator=_name_for("response_url"))
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)

@@ -115,7 +115,7 @@ WRONG: dict[str, list[Any]] = {
     "base_url": [*NO_TEXTS, ["https://pay.example"]],
     "message_language": [*NO_TEXTS, "es\r\nX: y", "a" * 200, "ñ"],
     "phone_optional_with_nick_name": ["yes", 1, None],
-    "wallet_link_field": NO_NAMES,
+    "wallet_link_field": [*NO_NAMES, "walletLink", "payWithCard"],
     # A field that has another meaning already: the flag would be lost, and the phone's owner charged.
     "nick_name_flag": [*NO_NAMES, "nickName", "NickName", "amount"],
     "language_field": [*NO_NAMES, "currency"],

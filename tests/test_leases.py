@@ -170,6 +170,33 @@ async def passing(
     return await soon(waiting)
 
 
+@pytest.mark.parametrize(("lost", "state", "is_alarm"), [
+    ("", State.ACCEPTED, False),
+    ("DELETE FROM payclient.attempts; DELETE FROM payclient.open_attempts;", State.PENDING, True),
+])  # fmt: skip
+async def test_a_failover_that_forgot_the_answer(
+    service: FakeService,
+    url: str,
+    postgres: PostgresServer,
+    database: str,
+    caplog: pytest.LogCaptureFixture,
+    lost: str,
+    state: State,
+    is_alarm: bool,
+) -> None:
+    """Without a synchronous standby. The process that has it writes it once more; with the permit it is an alarm."""
+    async with working(service, url) as worker:
+        waiting = asyncio.ensure_future((await worker.tracker.sale(sale())).wait())
+        await begun(worker)
+        unguarded = "SET LOCAL session_replication_role = replica; DELETE FROM payclient.changes;"
+        await postgres.execute(database, f"DO $$ BEGIN {unguarded} {lost} END $$")
+        service.decide("Aceptado")
+        assert (await passing(service, waiting, worker)).state is state
+        known = await worker.ledger.get("order-17")
+        assert (known and known.state) == (state if state.decided else None)
+    assert ("the ledger has lost its permit" in "".join(alarms(caplog))) is is_alarm
+
+
 async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:
     """The third of three hears it, the first follows the sale and asks, the second waits, and asks nobody."""
     async with (

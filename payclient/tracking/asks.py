@@ -268,7 +268,7 @@ class OpenAsks:
                 return False  # the newer record may not need the event
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             await self.late.write_earlier(identifier)
-            if ask.record is before:
+            if ask.record is before and not await self.late.write_lost(before, event):
                 raise  # no earlier event was missing
             newest = await self.ledger.apply(seen or ask.record, event)
         self.learn(ask, newest)

@@ -85,8 +85,7 @@ class LateWrites:
             if known is not None and known.attempt < record.attempt:
                 known = None  # an earlier attempt, which shows nothing of this one
             if known is None and isinstance(event, Created | Lost):
-                what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
-                log("critical", "permit_lost", identifier, what, type(event).__name__)
+                _log_lost_permit(record, event)
             elif known is not None and isinstance(event, Created) and _contradicts(event, record, known):
                 # A person called the attempt unpaid, or a proof that was wrong did.
                 what = f"called unpaid, and yet created as transaction {event.transaction_id}"
@@ -147,6 +146,24 @@ class LateWrites:
             if not late and self.kept.get(client_transaction_id) is late:  # else another call has ended it
                 del self.kept[client_transaction_id]
 
+    async def write_lost(self, record: Record, event: Event) -> bool:
+        """Write a sale's answer once more where the ledger had it and has not, as after a failover, so that it takes
+        the event; return whether that was so.
+        """
+        known = await self._ledger.get(record.client_transaction_id)
+        if known is None:
+            _log_lost_permit(record, event)
+        elif (
+            (known.attempt, known.state, record.state) == (record.attempt, State.SENDING, State.PENDING)
+            and record.kind == "sale"
+            and record.transaction_id is not None
+            and record.expires_at is not None
+        ):
+            created = Created(at=event.at, transaction_id=record.transaction_id, expires_at=record.expires_at)
+            await self._ledger.apply(known, created)
+            return True
+        return False
+
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
         if self._again is not None:
@@ -156,6 +173,11 @@ class LateWrites:
             if self.kept:
                 what = "the ledger could not take the end of %d attempts"
                 log("error", "ends_not_written", "", what, len(self.kept))
+
+
+def _log_lost_permit(record: Record, event: Event) -> None:
+    what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
+    log("critical", "permit_lost", record.client_transaction_id, what, type(event).__name__)
 
 
 def _contradicts(created: Created, record: Record, known: Record) -> bool:

@@ -98,6 +98,17 @@ async def test_memory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(os.listdir(tmp_path)) == [":memory:", ":memory:-lock"]
 
 
+def damage(path: Path, of_table: str) -> None:
+    """Fill the half of a table's first page in which its rows are with zeros, as a disk does."""
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_schema WHERE name = ?"
+        ((page,),) = connection.execute(query, (of_table,)).fetchall()
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    with path.open("r+b") as file:
+        file.seek(page * size - size // 2)
+        file.write(bytes(size // 2))
+
+
 #: What is done to a ledger's file, by SQL or by a function, and the words of its refusal.
 HARMS: dict[str, str | Callable[[Path], object]] = {
     "must have schema version 1, and has version 99": "PRAGMA user_version = 99",
@@ -105,6 +116,7 @@ HARMS: dict[str, str | Callable[[Path], object]] = {
     "lacks a table": "ALTER TABLE attempts ADD COLUMN note TEXT",
     "lacks": "DROP TRIGGER guard_change",
     "no digest key": "DELETE FROM meta",
+    "has no digest key": lambda path: damage(path, of_table="meta"),
     "two digest keys": "INSERT INTO meta SELECT * FROM meta",
     "hard link": lambda path: path.with_name("second.db").hardlink_to(path),
     "not a SQLite database": lambda path: path.write_text("client_transaction_id,amount\n" * 100),

@@ -384,7 +384,7 @@ def _parts(connection: sqlite3.Connection) -> set[str]:
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
     (key,), *others = connection.execute(STATEMENTS["digest_key"]).fetchall() or [(b"",)]
-    if len(key) != 32:
+    if len(key or b"") != 32:
         raise ConfigurationError("the ledger has no digest key")
     check_one_key(others)
     return bytes(key)

@@ -145,6 +145,22 @@ def test_what_is_no_ledger(path: Path, words: str) -> None:
         assert str(path) not in str(caught.value)
 
 
+async def test_a_file_that_cannot_be_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told that there is no ledger, and how to make one, where only this user may not enter its directory."""
+    await filled(path)
+    stat = os.stat
+
+    def forbidden(file: Any, **options: Any) -> os.stat_result:
+        if str(file) == str(path):
+            raise PermissionError(13, "Permission denied")
+        return stat(file, **options)
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(LedgerUnavailableError, match="PermissionError"):
+            await SqliteLedger.open(str(path), **options)
+
+
 async def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
     """As `mktemp` and a crash before the first commit leave it."""
     raw(path, "PRAGMA user_version")

@@ -109,7 +109,10 @@ def _check_place(path: str) -> None:
             fcntl is None,
             "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL",
         ),
-        (not os.path.isdir(at := os.path.dirname(path)), f"the ledger's directory does not exist: {at}"),
+        (
+            not os.path.isdir(at := os.path.dirname(path)),
+            f"the ledger's directory does not exist, or may not be entered: {at}",
+        ),
         (
             kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE),
             f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",
@@ -122,14 +125,15 @@ def _check_place(path: str) -> None:
     )
 
 
-def _check_file(path: str) -> None:
-    """Raise `ConfigurationError` where the file that is there cannot be a ledger."""
+def _check_file(path: str) -> int:
+    """Return the owner of the file that is there; raise `ConfigurationError` where it cannot be a ledger."""
     status = os.stat(path)
     refuse_if(
         (not stat.S_ISREG(status.st_mode), "the ledger is not a regular file"),
         # Each name would have a write-ahead log of its own.
         (status.st_nlink > 1, "the ledger's file has a second name (a hard link)"),
     )
+    return status.st_uid
 
 
 def _check_log(path: str) -> None:
@@ -259,11 +263,11 @@ def open_file(path: str, *, create: bool) -> OpenFile:
         with ExitStack() as undo:
             _check_place(path)
             owner = None
-            if os.path.exists(path):
-                _check_file(path)
-                owner = os.stat(path).st_uid
-            elif not create:
-                raise missing(path)
+            try:
+                owner = _check_file(path)
+            except FileNotFoundError:  # any other error says nothing of whether there is a ledger
+                if not create:
+                    raise missing(path) from None
             identities = {f"{path}-lock": _own(f"{path}-lock", owner, undo)}
             with suppress(FileExistsError):
                 # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.
@@ -324,10 +328,8 @@ def open_to_read(path: str) -> OpenFile:
     `LedgerUnavailableError`.
     """
     path = os.path.realpath(path)
-    if not os.path.exists(path):
-        raise missing(path)
-    _check_file(path)
     try:
+        _check_file(path)
         with ExitStack() as undo:
             if not _held:  # else to close the file would drop the locks of a ledger that is owned here
                 _check_log(path)
@@ -339,7 +341,8 @@ def open_to_read(path: str) -> OpenFile:
     except (OSError, sqlite3.Error) as error:
         # A rollback journal is left of an owner that was killed as it made the ledger.
         is_unmade = getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_ROLLBACK"
-        fault = missing(path) if is_unmade else unavailable(error, "read")
+        is_missing = is_unmade or isinstance(error, FileNotFoundError)
+        fault = missing(path) if is_missing else unavailable(error, "read")
     raise fault
 
 

@@ -117,7 +117,7 @@ HARMS: dict[str, str | Callable[[Path], object]] = {
     "lacks": "DROP TRIGGER guard_change",
     "no digest key": "DELETE FROM meta",
     "has no digest key": lambda path: damage(path, of_table="meta"),
-    "two digest keys": "INSERT INTO meta SELECT * FROM meta",
+    "two digest keys": "INSERT INTO meta (digest_key) VALUES (x'00')",
     "hard link": lambda path: path.with_name("second.db").hardlink_to(path),
     "not a SQLite database": lambda path: path.write_text("client_transaction_id,amount\n" * 100),
     "another program's": lambda path: raw(path, "CREATE TABLE users (name TEXT)"),

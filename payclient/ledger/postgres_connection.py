@@ -201,9 +201,9 @@ class Server:
             rows = []
         if not rows:
             raise foreign
-        (version, digest_key), *others = rows
+        version, digest_key = rows[0]
         check_version(version)
-        check_one_key(others)
+        check_one_key(key for _, key in rows)
         present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
         if lost := ", ".join(sorted(self._names - present)):
             raise ConfigurationError(

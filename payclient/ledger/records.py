@@ -119,9 +119,9 @@ def check_version(found: object) -> None:
         )
 
 
-def check_one_key(others: Sequence[object]) -> None:
-    """Raise `ConfigurationError` where a ledger has other digest keys beside its own."""
-    if others:
+def check_one_key(keys: Iterable[object]) -> None:
+    """Raise `ConfigurationError` where a ledger has several digest keys."""
+    if len(set(keys)) > 1:
         raise ConfigurationError(
             "the ledger has two digest keys: rows were restored into a ledger that had been made before; restore them "
             "into a new database"

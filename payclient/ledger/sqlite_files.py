@@ -386,10 +386,11 @@ def _parts(connection: sqlite3.Connection) -> set[str]:
 
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
-    (key,), *others = connection.execute(STATEMENTS["digest_key"]).fetchall() or [(b"",)]
+    keys = connection.execute(STATEMENTS["digest_key"]).fetchall() or [(b"",)]
+    check_one_key(keys)
+    ((key,), *_) = keys
     if len(key or b"") != 32:
         raise ConfigurationError("the ledger has no digest key")
-    check_one_key(others)
     return bytes(key)
 
 

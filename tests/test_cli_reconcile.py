@@ -379,6 +379,10 @@ def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path
     assert main([*arguments, "--until", "2001-01-31"]) == 0
     assert main([*arguments, "--since", "2001-01-31"]) == 3
     assert main([*arguments, "--since", "2001-01-31", "--until", "2001-01-01"]) == 2
+    # What is decided by hand long after was paid while its customer could pay.
+    why = ["--actor", "Ana", "--reason", "seen in the portal", "--yes"]
+    assert main(["ledger", "resolve", "order-unknown", "--as", "accepted", *why]) == 0
+    assert main([*arguments, "--since", "2024-01-31"]) == 0
 
 
 def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 import asyncio
 import datetime
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,7 +255,9 @@ async def _pair_up(
     found = list[Record]()
     async with opened(url) as book:
         async for record in book.records():
-            when = datetime.datetime.fromtimestamp(record.decided_at or record.created_at, datetime.UTC)
+            # A sale is paid while its customer may approve it, however late that is found or decided by hand.
+            paid_at = min(record.decided_at or record.created_at, record.expires_at or math.inf)
+            when = datetime.datetime.fromtimestamp(paid_at, datetime.UTC)
             inside = begin <= when.astimezone().date() <= end  # on this machine's clock
             listed = record.transaction_id in known or record.client_transaction_id in known
             if listed or (inside and record.state is State.ACCEPTED):

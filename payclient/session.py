@@ -26,7 +26,6 @@ from payclient.clock import Deadline, Deadlines, Timeouts
 from payclient.errors import (
     NotSentError,
     OutcomeUnknownError,
-    PayError,
     TransportError,
     UnauthorizedError,
     UsageError,
@@ -534,4 +533,4 @@ def describe_failure(error: BaseException) -> str:
         if isinstance(each, ssl.SSLError):
             name = getattr(each, "reason", None)  # its number is the library's own, and not the system's
     kind = type(error).__name__
-    return f"{kind} ({name})" if name and not isinstance(error, PayError) else kind
+    return f"{kind} ({name})" if name else kind

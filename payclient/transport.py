@@ -94,7 +94,7 @@ if not inspect.iscoroutinefunction(
 
 
 class AnswerTooLargeError(Exception):
-    """The answer is longer than `MAX_ANSWER`; its connection was closed."""
+    """The answer is longer than `MAX_ANSWER`; a connection with more of it is closed as it is given back."""
 
 
 class _ProvingRequest(ClientRequest):
@@ -245,7 +245,6 @@ class AiohttpTransport:
             blocks.append(block)
             size += len(block)
         if size > MAX_ANSWER:
-            response.close()
             raise AnswerTooLargeError
         return b"".join(blocks)
 

@@ -269,6 +269,11 @@ def test_a_state_that_is_not_read_is_asked_for(month: Book, tmp_path: Path, capf
             assert said in capfd.readouterr().err
         assert main(["reconcile", str(file), *MAP[:4], "--map", f"state={name}", *resolving]) in (0, 3)
     assert month.get("order-unknown").state == "unknown"
+    file.write_text("Referencia;Valor;Estado\norder-x;11,50;Ana Pérez 0984111222\n", encoding="utf-8")
+    main(["reconcile", str(file), *MAP[:4], "--map", "state=Estado"])
+    said = "".join(capfd.readouterr())
+    assert "? (1)" in said
+    assert "Ana" not in said, "what may be a person's data is not repeated"
 
 
 def test_what_statements_list_is_decided_on_a_persons_word(month: Book, tmp_path: Path, capfd: Said) -> None:

@@ -205,3 +205,6 @@ def test_a_run_lasts_as_long_as_its_customers_are_busy() -> None:
     """The next row of a customer is sent once the request before it has expired, however short the wait is."""
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 3) > 600
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 1) < 10
+    assert Limits(wait=9e4).longest(DOCUMENT, 3, 3) == Limits().longest(DOCUMENT, 3, 3), (
+        "a sale ends before that"
+    )

@@ -686,6 +686,26 @@ def test_cells_without_addresses_are_looked_at_too(tmp_path: Path, quote: str) -
     assert [error.split(" ")[4:6] for error in errors_of(file)] == [["an", "error"], ["a", "formula"]]
 
 
+def test_a_date_by_formula_beside_the_key_is_no_error(tmp_path: Path) -> None:
+    """Only an id must stay as it is."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5, 7])
+    formula = b"<f>MONTH(TODAY())</f><v>7</v>"
+    rewritten(path, "xl/worksheets/sheet1.xml", lambda content: content.replace(b"<v>7</v>", formula))
+    assert [each.tip for each in read_file(path, TYPED).requests] == [700]
+
+
+def test_a_hidden_sheet_is_not_read(tmp_path: Path) -> None:
+    """Nobody sees its rows, and beside it the other is the only one with content."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5], old=[SHEET, ["j", "0984111223", 5]])
+    book = openpyxl.load_workbook(path)
+    for state in ("hidden", "veryHidden"):
+        book["old"].sheet_state = state
+        book.save(path)
+        assert [each.client_transaction_id for each in read_file(path, TYPED).requests] == ["k"]
+        with pytest.raises(InvalidRequestError, match="--sheet old: has no such sheet"):
+            read_file(path, attrs.evolve(TYPED, sheet="old"))
+
+
 @pytest.mark.parametrize("name", ["RANDBETWEEN(1,99)", '"2026-"&amp;TEXT(TODAY(),"mm")&amp;B2', "A9&amp;B2"])
 def test_a_key_that_is_another_one_later_is_an_error(tmp_path: Path, name: str) -> None:
     """A spreadsheet makes it anew whenever the file is opened: what was paid would be charged again. Others may be."""
@@ -886,6 +906,14 @@ def test_the_sign_of_a_currency_is_read(read: Read, text: str, cents: int | None
     file = read(f"clave;telefono;valor\na;0987000031;{text}\nb;0987000032;1,50\n", **attrs.asdict(FOUND))
     request = file.rows[0].request
     assert (None if request is None or file.rows[0].errors else request.amount) == cents
+
+
+@pytest.mark.parametrize(("currency", "good"), [("USD", True), ("MXN", True), ("EUR", False), ("PEN", False)])
+def test_a_dollar_sign_is_not_that_of_every_currency(read: Read, currency: str, good: bool) -> None:
+    """Many have it; what has a sign of its own was meant in another currency."""
+    options = attrs.asdict(attrs.evolve(FOUND, set=("country_code=593", f"currency={currency}")))
+    file = read("clave;telefono;valor\na;0987000031;$ 3,50\nb;0987000032;1,50\n", **options)
+    assert bool(file.errors) is not good
 
 
 @pytest.mark.parametrize(

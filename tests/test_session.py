@@ -103,7 +103,7 @@ def session_over(transport: Transport | None, token: Any = TOKEN, **options: Any
     "base_url",
     [
         "", None, b"https://pay.example", "pay.example", "https://", "https:///api", "http://pay.example",
-        "http://192.168.0.1", "http://localhost.evil.example", "http://[::2]", "ftp://pay.example",
+        "http://192.168.0.1", "http://localhost.evil.example", "http://evil-localhost", "http://[::2]", "ftp://pay.example",
         "file:///etc/passwd", "https://user:secret@pay.example", "https://secret@pay.example",
         "https://@pay.example", "https://pay.example?secret=1", "https://pay.example?",
         "https://pay.example/#secret", "https://pay.example#", "https://pay.example/\r\nX: secret",
@@ -117,6 +117,12 @@ def test_base_url_refused(base_url: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^base_url must ") as caught:
         PaySession(base_url, TOKEN)
     assert "secret" not in str(caught.value)
+
+
+def test_an_empty_base_url_is_not_the_presets() -> None:
+    """As of a variable that is not set: the preset's own address charges for real."""
+    with pytest.raises(ConfigurationError, match=r"^base_url must "):
+        PaySession("", TOKEN, profile=PAYPHONE)
 
 
 def test_settings_accepted_and_refused() -> None:
@@ -353,6 +359,27 @@ async def test_a_transport_that_repeats_by_itself_sends_once() -> None:
     assert sent == ["/api/Sale", "/api/Reverse"]
 
 
+async def test_a_connection_that_may_bring_a_second_answer_is_closed() -> None:
+    """That of an answer without a result, before anything else is sent; that of a result is kept."""
+    happened = list[str]()
+
+    def said(name: str, response: HttpResponse) -> HttpResponse:
+        return attrs.evolve(response, discard=lambda: happened.append(name))
+
+    answers = [said("failing closed", FAILING), said("pending closed", PENDING), said("refused closed", WHO)]
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        happened.append("sent")
+        return answers.pop(0)
+
+    session = session_over(transport)
+    await session.status(transaction_id=12)
+    await error_of(UnauthorizedError, session.status(transaction_id=12))
+    assert happened == ["sent", "failing closed", "sent", "sent", "refused closed"]
+
+
 async def test_a_transport_that_sends_without_a_permit_is_named() -> None:
     """As a fake of one's own does that forgets its second argument."""
 
@@ -466,6 +493,33 @@ async def test_status_after_a_401(query: bool, who: HttpResponse) -> None:
     assert fake.tokens == ["Bearer old", "Bearer new"]
     await error_of(UnauthorizedError, call())
     assert fake.tokens[2:] == ["Bearer new", "Bearer newer"]
+
+
+async def test_a_query_with_a_fresh_token_is_repeated_after_a_server_error() -> None:
+    """As one with the first token is."""
+    fake = Scripted(WHO, FAILING, PENDING)
+    report = await session_over(fake, Tokens("old", "new")).status(transaction_id=12)
+    assert report is not None
+    assert fake.tokens == ["Bearer old", "Bearer new", "Bearer new"]
+
+
+def test_a_401_that_comes_at_the_end_of_the_time_is_the_answer() -> None:
+    """As where the loop was busy meanwhile: nothing is left for a second query."""
+    at = [0.0]
+
+    async def late(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        at[0] = 10.0
+        return WHO
+
+    async def main() -> None:
+        session = session_over(late, Tokens("old", "new"), timeouts=TEN)
+        await error_of(UnauthorizedError, session.status(transaction_id=12))
+
+    loop = partial(VirtualLoop, lambda: at[0])  # type: ignore[abstract]  # no I/O
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 @in_virtual_time

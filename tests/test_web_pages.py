@@ -19,11 +19,13 @@ from starlette.routing import Route
 
 import payclient
 from asgi import FRAMEWORKS, asking_of
-from fake_service import PROFILE, FakeService, Held, lost_answer, pending_of, sale, tracking
+from fake_service import PROFILE, FakeService, Held, lost_answer, paid, pending_of, sale, tracking
 from fake_service import form as request
 from pages import Read, digest_of
 from payclient.tracking.forms import FormLink
 from payclient.web import Page, is_waiting, redirect_page, sale_status, waiting_page
+from test_reversals import PROFILE as REVERSIBLE
+from test_reversals import Service as Reversing
 
 URL = "https://pay.example/form/card?paymentId=a&b=%22"
 
@@ -278,6 +280,16 @@ async def test_the_wait_ends_with_the_time_and_not_with_a_verdict(service: FakeS
         assert is_waiting(unknown)  # it counts from the end of its time-out
         await service.clock.advance(30)
         assert sale_status(unknown) == {"waiting": False, "paid": None, "state": "unknown", "remaining": 0.0}
+
+
+async def test_a_payment_on_its_way_back_is_not_waited_for() -> None:
+    """There is nothing for the customer to approve on the phone any more."""
+    service = Reversing()
+    service.reverse_scripts = [(ConnectionResetError(), False)]
+    async with tracking(service, profile=REVERSIBLE) as tracker:
+        pending = await paid(service, tracker)
+        await tracker.reverse(pending)
+        assert (pending.state, sale_status(pending)["waiting"]) == (payclient.State.REVERSING, False)
 
 
 async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:

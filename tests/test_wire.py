@@ -30,6 +30,7 @@ from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.validation import is_safe_link
 from payclient.wire import (
     HttpResponse,
+    decode_confirm,
     decode_prepare,
     decode_sale,
     decode_status,
@@ -346,6 +347,16 @@ def test_an_array_is_reduced(
     assert (found.state, found.transaction_id, found.also_accepted) == (state, identifier, also)
 
 
+def test_what_names_no_id_may_be_ours() -> None:
+    """Beside a report that names ours: only what names another one is left out."""
+    ours = entry(1, "Canceled") | {"clientTransactionId": "order-17"}
+    others = entry(2, "Approved") | {"clientTransactionId": "order-171"}
+    for beside, state in ((entry(2, "Approved"), "Aceptado"), (others, "Cancelado")):
+        found = decode_status(HttpResponse(200, {}, json.dumps([ours, beside]).encode()), SHOP, "order-17")
+        assert found is not None
+        assert found.state == state
+
+
 def test_not_found() -> None:
     """An empty array, or one of the profile's codes; a gateway's error, or two things said at once, prove nothing."""
     assert report(200, []) is None
@@ -387,6 +398,8 @@ def test_a_query_that_tells_nothing_raises(status: int, body: object, kind: type
     for profile in (SHOP, attrs.evolve(SHOP, refusing_statuses=())):
         error = report(status, body, profile=profile)
         assert (type(error), error.http_status) == (kind, status)
+        if not isinstance(body, list):  # nor does such an answer to a confirmation
+            assert type(outcome_of(decode_confirm, status, body, profile)) is kind
 
 
 # --- Retry-After

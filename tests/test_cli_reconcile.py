@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -14,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_runs import Said
-from payclient.cli import main
+from payclient.cli import main, terminal
 from payclient.cli.reconcile import Class, Pair, compare
 from payclient.cli.statement import Entry
+from payclient.events import Notified
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from test_cli_ledger import Book, book, listed, person
-from test_ledger import brought
+from test_ledger import brought, fresh
 
 __all__ = ["book", "person"]
 
@@ -55,6 +57,7 @@ BACK, AGAIN = entry(-1150, line=3), entry(line=3)
         (State.ACCEPTED, [entry(1149)], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(currency="EUR")], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), AGAIN], Class.AMOUNTS_DIFFER),
+        (State.ACCEPTED, [entry(), entry(line=3, currency="EUR")], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), entry(line=3, is_read=False)], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), BACK], Class.GIVEN_BACK),
         (State.ACCEPTED, [BACK], Class.GIVEN_BACK),
@@ -93,6 +96,9 @@ def test_the_attempt_that_is_paid_is_meant() -> None:
     (pair,) = compare([refused, unknown], [entry(transaction_id=9)])
     assert pair.record == unknown
     assert pair.can_be_resolved
+    given_back = attrs.evolve(RECORD, state=State.REVERSED)
+    (pair,) = compare([given_back, attrs.evolve(refused, attempt=2)], [entry()])
+    assert pair.record == given_back
 
 
 KEYS, NUMBERS = st.sampled_from(["a", "b", "c"]), st.none() | st.integers(1, 4)
@@ -374,6 +380,40 @@ def test_it_asks_before_it_decides(month: Book, person: list[str], tmp_path: Pat
     assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana"]) == 2
     assert "order-unknown: USD" in capfd.readouterr().err
     assert month.get("order-unknown").state == "unknown"
+
+
+def test_a_sale_that_changes_while_a_person_is_asked_is_left_alone(
+    month: Book, monkeypatch: pytest.MonkeyPatch, person: list[str], tmp_path: Path, capfd: Said
+) -> None:
+    """A charge goes on meanwhile; the answer was about what the sale was before."""
+    file = statement(tmp_path / "enero.csv", "order-unknown;1/1;11,50;Aceptado")
+
+    def ask(_: str) -> str:
+        with ThreadPoolExecutor() as elsewhere:  # another process would have a loop of its own
+            notified = Notified(at=1.0, transaction_id=7)
+            elsewhere.submit(
+                month.use, lambda ledger: ledger.apply(fresh("order-unknown"), notified)
+            ).result()
+        return "y"
+
+    monkeypatch.setattr(terminal.err, "input", ask)
+    assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana"]) == 3
+    assert "Ana" not in capfd.readouterr().out
+    assert month.get("order-unknown").state == "unknown"
+
+
+def test_options_that_do_not_fit_are_refused(month: Book, tmp_path: Path, capfd: Said) -> None:
+    """A name without a decision, a decision without a name, a page in the place of the statement."""
+    file = statement(tmp_path / "enero.csv", "rent-1;1/1;11,50;Aceptado")
+    before = file.read_bytes()
+    for options, said in (
+        (["--actor", "Ana"], "--resolve and --actor NAME: give both or none"),
+        (["--resolve", "--yes"], "--resolve and --actor NAME: give both or none"),
+        (["--html", str(file)], "--html"),
+    ):
+        assert main(["reconcile", str(file), *MAP, *options]) == 2
+        assert said in capfd.readouterr().err
+    assert file.read_bytes() == before
 
 
 def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli_runs import TOKEN, Said, Service, rows_of, write_csv
-from payclient import DOCUMENT
+from payclient import DOCUMENT, PAYPHONE
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
 from payclient.cli.settings import Limits
+from payclient.schedule import FINAL_QUERY_DELAYS
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -205,6 +206,7 @@ def test_a_run_lasts_as_long_as_its_customers_are_busy() -> None:
     """The next row of a customer is sent once the request before it has expired, however short the wait is."""
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 3) > 600
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 1) < 10
+    assert Limits().longest(PAYPHONE, 1, 1) > 300 + sum(FINAL_QUERY_DELAYS)
     assert Limits(wait=9e4).longest(DOCUMENT, 3, 3) == Limits().longest(DOCUMENT, 3, 3), (
         "a sale ends before that"
     )

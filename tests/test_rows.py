@@ -416,7 +416,7 @@ def test_an_encoding_that_is_neither_is_asked_for(read: Read) -> None:
 @pytest.mark.parametrize(
     ("field", "cell", "said"),
     [
-        *(("reference", cell, "is a formula") for cell in ("=SUM(A1:A3)", "+SUM(A1)", "@cmd(1)")),
+        *(("reference", cell, "is a formula") for cell in ("=SUM(A1:A3)", " =A1", "+SUM(A1)", "@cmd(1)")),
         *(("reference", cell, "is an error of the spreadsheet") for cell in ("#REF!", "#¿NOMBRE?", "#N/A")),
         ("reference", "lost \N{REPLACEMENT CHARACTER}", "has a character that was lost"),
         ("store_id", "5.9E+11", "is a number as a spreadsheet shortens it"),
@@ -899,7 +899,8 @@ def test_a_header_among_the_rows_hides_none_of_them(tmp_path: Path, read: Read) 
 @pytest.mark.parametrize(
     ("text", "cents"),
     [("$ 1.234,50", 123450), ("$25,00", 2500), ("US$ 3,50", 350), ("USD 3,50", 350), ("3,50 USD", 350),
-     ("€ 3,50", None), ("3,50 EUR", None), ("S/ 3,50", None), ("$ -3,50", None), ("$ $ 3,50", None), ("$3,50$", None)],
+     ("€ 3,50", None), ("3,50 EUR", None), ("S/ 3,50", None), ("$ -3,50", None), ("$ $ 3,50", None), ("$3,50$", None),
+     ("1.234.567,50", 123456750), ("1.234 567,50", None)],
 )  # fmt: skip
 def test_the_sign_of_a_currency_is_read(read: Read, text: str, cents: int | None) -> None:
     """Where it may be that of the row's currency."""

@@ -41,6 +41,17 @@ def test_steps_hold_up_to_their_ages() -> None:
     assert steps == Steps((60, 5), (300, 20))
 
 
+def test_people_answer_by_the_window() -> None:
+    """Where they have twice as long, a delay twice as long takes as many queries."""
+    wide, usual = Attentive(target_delay=2.0, window=600.0), Attentive(target_delay=1.0)
+    assert wide.gap(40.0) == pytest.approx(2 * usual.gap(20.0))
+
+
+def test_a_clock_that_was_set_back_makes_a_sale_a_new_one() -> None:
+    """And is waited for."""
+    assert Attentive().gap(-300.0) == pytest.approx(300.0 + Attentive().gap(0.0))
+
+
 def test_a_bad_knob_is_refused() -> None:
     """Both at once, zero, infinity; no steps, falling ages, a gap that is none."""
     for make in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import os
@@ -13,8 +14,10 @@ import textwrap
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -173,6 +176,8 @@ def test_forms_without_await(service: SimulatorThread) -> None:
     with opening(service.url) as tracker:
         form = tracker.live_form("cart-9", request)
         assert tracker.live_form("cart-9", request).payment_id == form.payment_id
+        with pytest.raises(payclient.ConfigurationError, match="margin"):
+            tracker.live_form("cart-9", request, margin=600)
         assert threads == [threading.current_thread()]
         back = service.pay(form.payment_id).partition("?")[2]
         assert tracker.returned(back).paid is True
@@ -265,8 +270,6 @@ def test_ipython_is_not_asked_where_no_loop_runs(
 
 def test_the_tracker_outlives_the_context_of_its_first_call(service: SimulatorThread) -> None:
     """A call sees the caller's context; what lives on with the tracker does not keep it."""
-    from contextvars import ContextVar, copy_context
-
     request: ContextVar[str] = ContextVar("request", default="none")
     seen = []
     tracker = opening(service.url, on_exchange=lambda exchange: seen.append(request.get()))
@@ -281,6 +284,23 @@ def test_the_tracker_outlives_the_context_of_its_first_call(service: SimulatorTh
         assert pending is not None
         assert pending.wait().paid is True
     assert seen[0] == "the first request"
+
+
+def test_the_tracker_keeps_nothing_of_its_first_call(service: SimulatorThread) -> None:
+    """A web request would stay in memory with all that it holds."""
+    request: ContextVar[object] = ContextVar("request")
+    tracker = opening(service.url)
+
+    def view() -> weakref.ref[Any]:
+        request.set(first := type("Request", (), {})())
+        tracker.open()
+        return weakref.ref(first)
+
+    kept = copy_context().run(view)
+    tracker.find("order-1")
+    gc.collect()
+    assert kept() is None
+    tracker.close()
 
 
 def test_one_that_did_not_open_is_tried_again(service: SimulatorThread, tmp_path: Path) -> None:

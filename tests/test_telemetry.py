@@ -14,6 +14,7 @@ import pytest
 import payclient
 from fake_ledgers import SharedLedger
 from fake_service import (
+    PROFILE,
     FakeService,
     Gate,
     Scripted,
@@ -135,6 +136,45 @@ async def test_a_sale_and_its_queries(exported: Exported) -> None:
     assert of_sales.count == 1
 
 
+async def test_a_query_that_a_caller_makes_has_no_parent(exported: Exported) -> None:
+    """It is shared by all who wait, as those that the tracker makes by itself are. The hook is called all the same."""
+    service, told = FakeService(), list[payclient.Exchange]()
+    async with payclient.open_tracker(
+        "https://pay.example", "token", profile=PROFILE, transport=service, on_exchange=told.append
+    ) as tracker:
+        exported.instrument(tracker)
+        with exported.tracer_provider.get_tracer("shop").start_as_current_span("checkout"):
+            await (await tracker.sale(sale())).check()
+    (query,) = [span for span in exported.spans() if span.name == "GET status"]
+    assert query.parent is None
+    assert [each.operation for each in told] == ["sale", "status"]
+
+
+async def test_the_states_of_many_open_asks_are_not_all_kept(
+    exported: Exported, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of more may be decided by another process: their states would stay for ever."""
+    monkeypatch.setattr(telemetry, "KEPT", 1)
+    async with tracking(service) as tracker:
+        exported.instrument(tracker)
+        for number in range(2):
+            service.scripts.append(lost_answer)
+            pending = await tracker.sale(sale(f"order-{number}", phone=f"098411122{number}"))
+            await service.clock.advance(60)
+            assert pending.state is payclient.State.PENDING
+        for transaction_id in (1000, 1001):
+            service.decide("Aceptado", transaction_id)
+        await service.clock.advance(60)
+    states = {
+        span.attributes["payclient.client_transaction_id"]: [
+            event.attributes["payclient.state"] for event in span.events
+        ]
+        for span in exported.spans()
+        if span.name == "payclient sale"
+    }
+    assert states == {"order-0": ["accepted"], "order-1": ["pending", "accepted"]}
+
+
 async def test_the_states_of_a_lost_answer(exported: Exported) -> None:
     """Each state is an event of the span, at its time; a correction is a span of its own."""
     service = FakeService()
@@ -154,7 +194,13 @@ async def test_the_states_of_a_lost_answer(exported: Exported) -> None:
     whole, corrected = [span for span in exported.spans() if span.name == "payclient sale"]
     assert [event.attributes["payclient.state"] for event in whole.events] == ["pending", "cancelled"]
     assert whole.events[1].timestamp - whole.events[0].timestamp >= 60e9
-    assert "accepted" in [event.attributes.get("payclient.state") for event in corrected.events]
+    told = [event.attributes.get("payclient.state") for event in corrected.events]
+    assert [state for state in told if state is not None] == ["accepted"]
+    (sent,) = [span for span in exported.spans() if span.name == "POST sale"]
+    assert (sent.attributes["payclient.sent"], sent.attributes.get("http.response.status_code")) == (
+        True,
+        None,
+    )
     decided = exported.points("payclient.decision.duration")
     assert set(decided) == {labels(payclient__kind="sale", payclient__state="cancelled")}, (
         "it is decided once"
@@ -230,6 +276,8 @@ async def test_a_sale_of_several_processes(service: FakeService, exported: Expor
         waited, checked = await first.sale(sale()), await first.sale(sale("order-18", phone="0984111333"))
         waiting = asyncio.ensure_future((await pending_of(second)).wait())
         await service.clock.advance(1)
+        pending = labels(payclient__kind="sale", payclient__state="pending")
+        assert exported.points("payclient.asks")[pending].value == 2
         service.decide("Aceptado")
         service.decide("Aceptado", 1001)
         assert (await (await pending_of(second, "order-18")).check()).paid is True

@@ -94,6 +94,7 @@ def test_a_link_that_is_not_live_is_not_handed_out() -> None:
     page = redirect_page(link(), now=1600.0, again="/cart?x=1&y=2")
     assert page.status == 410
     assert b"pay.example" not in page.body
+    assert b'href="/cart?x=1&amp;y=2"' in page.body
     (button,) = read_page(page).of("a")
     assert button["href"] == "/cart?x=1&y=2"
     assert page.headers["Referrer-Policy"] == "origin"

@@ -71,6 +71,7 @@ def test_links_of_the_site_itself_do_not_matter() -> None:
     """Nor do those that hide nothing, or lead nowhere."""
     html = """<a href="/terms" rel="noreferrer"><a href="https://shop.example/x" referrerpolicy="no-referrer">
     <a rel="noreferrer"><a href="https://pay.example/" rel="noopener"><a href="mailto:a@b" rel="noreferrer">
+    <a href="https://pay.example/" rel="nonoreferrer">
     <a href="https://[x" rel="noreferrer"><a href="https://pay.example/" referrerpolicy="origin">"""
     assert faults(html, "origin") == []
 

@@ -482,7 +482,7 @@ class Call:
             sent=self.sent,
             error=None if self.error is None else type(self.error).__name__,
             client_transaction_id=self.request.client_transaction_id,
-            transaction_id=getattr(self.result, "transaction_id", None),
+            transaction_id=getattr(self.result, "transaction_id", None) or self.request.transaction_id,
             resends=self.resends,
         )
 

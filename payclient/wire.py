@@ -87,6 +87,8 @@ class HttpRequest:
     #: None until the session signs it with its token.
     headers: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     client_transaction_id: str | None = None
+    #: The transaction id by which the request is made; None where another id, or none, makes it.
+    transaction_id: int | None = None
 
 
 #: Awaited after the connection stands and before the first byte; raising in it aborts with 0 bytes sent.
@@ -188,7 +190,7 @@ def status_request(
     name, value, path = _by_one_id(profile, "status", transaction_id, client_transaction_id)
     # A text of another class is sent by its value, so it is queried by its value, and not as it formats.
     path = path.replace(f"{{{name}}}", quote(value if isinstance(value, str) else str(value), safe=""))
-    return HttpRequest("GET", path, client_transaction_id=client_transaction_id)
+    return HttpRequest("GET", path, b"", None, client_transaction_id, transaction_id)
 
 
 def confirm_request(profile: ServiceProfile, transaction_id: int, client_transaction_id: str) -> HttpRequest:
@@ -202,7 +204,7 @@ def confirm_request(profile: ServiceProfile, transaction_id: int, client_transac
         confirm.transaction_id_field: transaction_id,
         confirm.client_transaction_id_field: client_transaction_id,
     }
-    return HttpRequest("POST", confirm.path, orjson.dumps(ids), client_transaction_id=client_transaction_id)
+    return HttpRequest("POST", confirm.path, orjson.dumps(ids), None, client_transaction_id, transaction_id)
 
 
 def undo_request(
@@ -214,7 +216,7 @@ def undo_request(
     """Make a cancel or a reverse by one of the two ids."""
     name, value, path = _by_one_id(profile, operation, transaction_id, client_transaction_id)
     body = orjson.dumps({getattr(getattr(profile, operation), f"{name}_field"): value})
-    return HttpRequest("POST", path, body, client_transaction_id=client_transaction_id)
+    return HttpRequest("POST", path, body, None, client_transaction_id, transaction_id)
 
 
 def _by_one_id(

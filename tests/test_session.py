@@ -722,6 +722,18 @@ async def test_on_exchange(
     )
 
 
+async def test_on_exchange_of_a_transaction() -> None:
+    """Its id is told though the answer has none: of a reversal by it nothing else said which payment it was."""
+    told: list[Exchange] = []
+    session = session_over(Scripted(FAILING), profile=PAYPHONE, on_exchange=told.append)
+    await error_of(OutcomeUnknownError, session.reverse(transaction_id=12))
+    await error_of(OutcomeUnknownError, session.reverse(client_transaction_id="order-1"))
+    assert [(one.transaction_id, one.client_transaction_id) for one in told] == [
+        (12, None),
+        (None, "order-1"),
+    ]
+
+
 async def test_on_exchange_of_what_was_sent_and_not_answered() -> None:
     """Of a cancelled call and of a time-out; a query or a confirmation was sent, though its last try alone was not."""
     told: list[Exchange] = []

@@ -215,6 +215,13 @@ def test_every_link_leads_somewhere() -> None:
     assert set(GUIDE.rglob("*.md")) == {DOCUMENTS[topic] for topic in TOPICS}
 
 
+def test_every_app_that_a_command_serves_is_a_module_of_the_guides() -> None:
+    """Such as `uvicorn shop_fastapi:app`: who copies the modules of the guides can run the command."""
+    whole = "\n".join(map(text, DOCUMENTS))
+    served = set(re.findall(r"\b(\w+):(?:app|make_app)\b", whole))
+    assert served - set(re.findall(r"^# (\w+)\.py", whole, re.MULTILINE)) == set()
+
+
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     """A list, one of them, or all as one text."""
     assert main(["guide"]) == 0

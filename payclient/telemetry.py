@@ -13,7 +13,7 @@
 | `payclient.oldest_unknown.age`, a gauge; 0 if none is unknown | s | |
 
 Events of the second: `payclient.notified`, and `payclient.state_changed` with `payclient.state`, for each state that
-this process saw after the answer to the send.
+this process saw after the answer to the send; of a reversal, its end alone.
 
 Ids are attributes of spans, and never of metrics. Neither holds an amount, a phone or a name. The exchange of a sale, a
 form, a cancellation or a reversal is a child of the caller's span; queries and confirmations, which the tracker makes by

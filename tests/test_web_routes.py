@@ -170,15 +170,18 @@ async def test_a_middleware_may_read_the_body_first(tracker: payclient.Tracker) 
 
 
 async def test_a_slow_sender_is_answered(tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that does not come ends with the time-out, not with the sender's patience."""
-    monkeypatch.setattr(web_routes, "TIMEOUT", 0.01)
-    route = payclient.web.starlette.notification_route("/notify")
+    """At once where the query has all; a body that does not come ends with the time-out, not the sender's patience."""
+    heard = Heard()
+    app = Starlette(routes=[STARLETTE.notification_route("/notify", on_receipt=heard)])
 
     async def never() -> None:
         await asyncio.Event().wait()
 
-    answer = await ask(Starlette(routes=[route]), "POST", "/notify", state={"tracker": tracker}, block=never)
-    assert answer.status == 200
+    for query, timeout in ((HINT, web_routes.TIMEOUT), ("", 0.01)):
+        monkeypatch.setattr(web_routes, "TIMEOUT", timeout)
+        answer = await ask(app, "POST", f"/notify{query}", state={"tracker": tracker}, block=never)
+        assert answer.status == 200
+    assert heard.told == RECEIPTS[:1]
 
 
 async def test_a_sender_who_hangs_up_at_once_is_heard(

@@ -173,14 +173,10 @@ async def _call(on_receipt: OnReceipt, notification: Notification, receipt: Rece
 
 
 async def _parse(query: str, content_type: str, body: AsyncIterable[bytes]) -> Notification:
-    """Parse a notification. Where its body cannot be read, as of a sender who has hung up, its query may have all."""
-    try:
-        content = await _read(body)
-    except Exception:
-        with suppress(InvalidNotificationError):
-            return parse_notification(query=query)
-        raise
-    return parse_notification(query=query, body=content, content_type=content_type)
+    """Parse a notification. Its body, which may be slow or of a sender who has hung up, is read only where needed."""
+    with suppress(InvalidNotificationError):
+        return parse_notification(query=query)
+    return parse_notification(query=query, body=await _read(body), content_type=content_type)
 
 
 async def _read(body: AsyncIterable[bytes]) -> bytes:

@@ -91,6 +91,13 @@ def test_two_preloaded_workers_over_one_postgresql(
         shopping(service, shop.url, count=4)
         hardening(service, shop.url)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
+        with closing(http.client.HTTPConnection(urlsplit(shop.url).netloc, timeout=60)) as endless:
+            endless.putrequest("POST", "/notify/forged")
+            endless.putheader("Content-Length", "1000000000")
+            endless.endheaders(b"x" * 20_000)
+            assert endless.getresponse().status == 200, (
+                "no more of it is read, or kept, than a notification has"
+            )
         service.fail_next(Fault("refuse", error_code=21))
         with closing(http.client.HTTPConnection(urlsplit(shop.url).netloc, timeout=60)) as connection:
             connection.request("POST", "/pay/refused")

@@ -291,7 +291,7 @@ class Tracker:
             made[identifier] = make_request(identifier)
 
     def open_sales(self) -> list[PendingSale]:
-        """Return every sale that is not decided."""
+        """Return every sale that is not decided and that this process knows."""
         sales = self._run(_do, self._run(self._aopen).open_sales)
         return [PendingSale(self, sale) for sale in sales]
 

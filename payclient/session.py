@@ -457,8 +457,8 @@ class Call:
 
     @property
     def sent(self) -> bool:
-        """Whether the first byte may have left, at this send or at an earlier one."""
-        return self._sent_before or self.proof.may_have_sent
+        """Whether the first byte may have left, at this send or at an earlier one: an answer came, for instance."""
+        return self._sent_before or self.proof.may_have_sent or self.response is not None
 
     def begin_again(self) -> None:
         """Prepare to send the request again, with a proof of its own."""

@@ -386,7 +386,11 @@ async def test_a_transport_that_sends_without_a_permit_is_named() -> None:
     async def hasty(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         return CREATED
 
-    await error_of(UsageError, session_over(hasty).sale(SALE, before_send=Permit()), "awaits before_send")
+    told: list[Exchange] = []
+    session = session_over(hasty, on_exchange=told.append)
+    await error_of(UsageError, session.sale(SALE, before_send=Permit()), "awaits before_send")
+    await session.sale(SALE)
+    assert told[1].sent, "an answer came"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

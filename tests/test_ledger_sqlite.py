@@ -161,6 +161,12 @@ async def test_a_file_that_cannot_be_looked_at(path: Path, monkeypatch: pytest.M
             await SqliteLedger.open(str(path), **options)
 
 
+async def test_what_the_system_refuses_has_its_name(tmp_path: Path) -> None:
+    """As a disk that is full, or only to be read: not `OSError`, which says nothing."""
+    with pytest.raises(LedgerUnavailableError, match="ENAMETOOLONG"):
+        await SqliteLedger.open(str(tmp_path / ("a" * 253)))
+
+
 async def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
     """As `mktemp` and a crash before the first commit leave it."""
     raw(path, "PRAGMA user_version")

@@ -12,6 +12,7 @@ customers.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import time
@@ -86,6 +87,8 @@ def unavailable(error: BaseException, done: str) -> LedgerUnavailableError:
     if isinstance(error, PayError):  # our own words
         return LedgerUnavailableError(str(error))
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if type(error) is OSError:  # others have a class that says what it is
+        name = errno.errorcode.get(error.errno or 0, name)
     return LedgerUnavailableError(f"the ledger could not be {done} ({name})")
 
 

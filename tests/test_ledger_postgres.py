@@ -679,6 +679,28 @@ async def test_a_warning_about_another_statement_denies_no_permit(
     assert await ledger.permit(fresh("order-2")) is True
 
 
+@pytest.mark.parametrize(
+    ("function", "is_permit"), [("GetNewTransactionId", True), ("SyncRepWaitForLSN", False)]
+)
+async def test_a_server_that_runs_out_of_transaction_numbers(function: str, is_permit: bool) -> None:
+    """Its warning comes with each permit for weeks, and says nothing of a standby."""
+    connection = Mock()
+    database = PostgresDatabase(connection, {"write": ""})
+    (note,) = connection.add_log_listener.call_args.args
+
+    async def warned(*_: object, **__: object) -> Any:
+        note(connection, Mock(severity_en="WARNING", server_source_function=function))
+        return [("order-1",)]
+
+    connection.fetch = warned
+    connection.fetchval, connection.get_server_pid = AsyncMock(return_value=1), Mock(return_value=2)
+    inserting = database.insert([permit_row(fresh())], [])
+    if is_permit:
+        assert "order-1" in await inserting
+    else:
+        await error_of(LedgerUnavailableError, inserting, match="perhaps on no standby")
+
+
 async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: PostgresLedger) -> None:
     """A pooler's next server knows nothing of our statements: they are asked without being prepared from then on."""
     await ledger.permit(fresh())

@@ -69,7 +69,9 @@ class PostgresDatabase:
         connection.add_log_listener(self._note_warning)
 
     def _note_warning(self, _: object, message: Any) -> None:
-        self._warned = self._warned or getattr(message, "severity_en", None) == "WARNING"
+        # From 40 million transactions before their numbers run out, the server says so with each that writes.
+        of_numbers = getattr(message, "server_source_function", None) == "GetNewTransactionId"
+        self._warned |= getattr(message, "severity_en", None) == "WARNING" and not of_numbers
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._warned = False

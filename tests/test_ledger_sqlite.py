@@ -161,6 +161,17 @@ async def test_a_file_that_cannot_be_looked_at(path: Path, monkeypatch: pytest.M
             await SqliteLedger.open(str(path), **options)
 
 
+@pytest.mark.parametrize("end", ["", "-wal"])
+async def test_a_file_that_may_not_be_written(path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """The start is refused, as on PostgreSQL, and not each permit; who only reads goes on."""
+    await filled(path)
+    await (await SqliteLedger.open(str(path), read_only=True)).aclose()  # which leaves a log
+    monkeypatch.setattr(os, "access", lambda file, mode: str(file) != f"{path}{end}" or mode == os.R_OK)
+    with pytest.raises(ConfigurationError, match="must be such that this user may write"):
+        await SqliteLedger.open(str(path))
+    await (await SqliteLedger.open(str(path), read_only=True)).aclose()
+
+
 async def test_what_the_system_refuses_has_its_name(tmp_path: Path) -> None:
     """As a disk that is full, or only to be read: not `OSError`, which says nothing."""
     with pytest.raises(LedgerUnavailableError, match="ENAMETOOLONG"):

@@ -268,6 +268,13 @@ def open_file(path: str, *, create: bool) -> OpenFile:
             except FileNotFoundError:  # any other error says nothing of whether there is a ledger
                 if not create:
                     raise missing(path) from None
+            else:
+                # SQLite would open it all the same, and every permit would fail.
+                files = (path, f"{path}-wal", f"{path}-shm")
+                # In this order, since its last owner may just be removing the log.
+                may_write = all(os.access(each, os.W_OK) or not os.path.exists(each) for each in files)
+                words = "the ledger's file, its -wal and its -shm must be such that this user may write them"
+                refuse_if((not may_write, words))
             identities = {f"{path}-lock": _own(f"{path}-lock", owner, undo)}
             with suppress(FileExistsError):
                 # Made here, since SQLite would apply the umask; -wal and -shm take the mode of their file.

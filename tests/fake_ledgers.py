@@ -133,9 +133,9 @@ class FailingLedger(MemoryLedger):
         self._check("get")
         return await super().find(ids, purchase)
 
-    async def drop_links(self, now: float) -> float | None:
+    async def drop_links(self, now: float) -> None:
         self._check("drop_links")
-        return await super().drop_links(now)
+        await super().drop_links(now)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         self._check("get")

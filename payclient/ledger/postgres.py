@@ -110,10 +110,9 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
 
-    async def settle_deletion(self, deleted: Rows) -> bool:
-        if not deleted:
+    async def settle_deletion(self, deleted: Rows) -> None:
+        if not deleted:  # else the server overwrites what was deleted in its own time
             await self.fetch("probe", ())
-        return True  # as far as can be said: the server overwrites what was deleted in its own time
 
 
 class PostgresWriter(Writer):

@@ -128,7 +128,8 @@ class Confirmer:
             if record.kind == "form" and (record.notified_at is not None or record.candidate_ids):
                 ids = await unconfirmed_ids(self._asks.ledger, record)
                 if (known := self._forms.get(record.client_transaction_id)) is not None:
-                    ids = [each for each in ids if not known.is_settled(each)]
+                    answered = known.ids_at(Stage.NAMELESS, Stage.SETTLED)
+                    ids = [each for each in ids if each not in answered]
                 self.confirm_named(record, ids)
 
     def confirm_first(self, record: Record, report: StatusReport) -> bool:
@@ -147,7 +148,7 @@ class Confirmer:
         elif report.state == "Aceptado" and not find_mismatch(record, report):
             # Later the service would have reversed an unconfirmed payment.
             waits = form.note_accepted(report.transaction_id, self._clock.monotonic())
-            waits &= report.transaction_id not in form.nameless
+            waits &= report.transaction_id not in form.ids_at(Stage.NAMELESS)
             if waits and was_confirmed:
                 self._poller.recheck(record, after=2 * self._window)
             elif waits and report.transaction_id is not None:
@@ -332,8 +333,8 @@ class Confirmer:
         if await self._queries.is_anothers(record, report):
             return False
         if report is not None and self.confirm_first(record, report):
-            return not form.nameless
-        if report is None and form.nameless:
+            return not form.ids_at(Stage.NAMELESS)
+        if report is None and form.ids_at(Stage.NAMELESS):
             return False  # its list lags: what was confirmed is there
         decides = report is None or report.state in ("Aceptado", "Cancelado")
         if decides and not self._queries.can_see(record):

@@ -133,12 +133,8 @@ class ReturnedForm(Scheduled):
         may_be_paid = not self.record.state.decided and (self.accepted_at or self.record.candidate_ids)
         return not (self.all_open() or self.task is not None or may_be_paid)
 
-    @property
-    def nameless(self) -> set[int | None]:
-        """The transactions that the service confirmed without saying whose they are."""
-        return self._ids_at(Stage.NAMELESS)
-
-    def _ids_at(self, *stages: Stage) -> set[int | None]:
+    def ids_at(self, *stages: Stage) -> set[int | None]:
+        """Return the ids whose confirmations are at one of these stages."""
         return {each.transaction_id for each in self.confirmations.values() if each.stage in stages}
 
     def all_open(self) -> list[Confirmation]:
@@ -149,10 +145,6 @@ class ReturnedForm(Scheduled):
         """Return whether this id may be confirmed: it came before, or few others are open."""
         return transaction_id in self.confirmations or len(self.all_open()) < MOST_IDS
 
-    def is_settled(self, transaction_id: int | None) -> bool:
-        """Return whether this id had its answer, so that it needs no other."""
-        return transaction_id in self._ids_at(Stage.NAMELESS, Stage.SETTLED)
-
     def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions that may have paid the form, as far as is known, without those that a report names.
 
@@ -160,14 +152,14 @@ class ReturnedForm(Scheduled):
         """
         named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
         unconfirmed = set(self.record.candidate_ids) - self.confirmations.keys()
-        return (unconfirmed | self._ids_at(*_MAY_BE_PAID)) - named
+        return (unconfirmed | self.ids_at(*_MAY_BE_PAID)) - named
 
     def begin_in_doubt(self, now: float) -> Confirmation | None:
         """Begin the confirmations of transactions that may be confirmed already, before all others; return the first.
 
         Theirs is the ledger's order, so that processes that confirm one form at once confirm the same transaction.
         """
-        answered = self.confirmations.keys() - self._ids_at(*_UNANSWERED)
+        answered = self.confirmations.keys() - self.ids_at(*_UNANSWERED)
         in_doubt = [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]
         begun = [self.begin(each, now) for each in in_doubt]
         self.confirmations = {each: self.confirmations[each] for each in (*in_doubt, *self.confirmations)}
@@ -224,9 +216,7 @@ class ReturnedForm(Scheduled):
         The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
         """
         waiting = [each for each in self.all_open() if each.stage is not Stage.ARRIVED]
-        in_doubt = (
-            each for each in waiting if each.transaction_id is not None and each.stage is Stage.IN_DOUBT
-        )
+        in_doubt = (each for each in waiting if each.transaction_id and each.stage is Stage.IN_DOUBT)
         if (first := next(in_doubt, None)) is not None:
             waiting = [each for each in waiting if each is first or each.transaction_id is None]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)

@@ -177,8 +177,6 @@ def _event_of(
     match record.state, report.state:
         case State.REVERSED, "Aceptado":
             return Conflicted(at=at, what="accepted, though it was given back")
-        case State.REVERSING, "Aceptado" if at < (record.expires_at or at):
-            return None  # the request to give it back may be on its way
         case state, "Aceptado":
             is_new_id = transaction_id not in (None, record.transaction_id)
             # A sale that a person accepted has no transaction id yet.

@@ -300,7 +300,7 @@ class Poller:
             work = None if current is None else self.confirmer.request(item, current)
         elif not isinstance(item, Followed):
             self.rate.note_request(now)  # its caller makes it
-        elif not item.task and self.asks.has(item) and (started or not item.followed_elsewhere):
+        elif self.asks.has(item) and (started or not item.followed_elsewhere):
             work = self._follow_up(item, queries=True)  # where a caller waits for it, whoever follows the ask
         if work is not None:
             if not isinstance(item, Followed) or self.policy.has_id(item.record):

@@ -131,7 +131,7 @@ class ReturnedForm(Scheduled):
     def is_idle(self) -> bool:
         """Whether no request is left to make, so that the ledger has all that there is."""
         may_be_paid = not self.record.state.decided and (self.accepted_at or self.record.candidate_ids)
-        return not (self.all_open() or self.task is not None or may_be_paid)
+        return not (self.all_open() or may_be_paid)
 
     def ids_at(self, *stages: Stage) -> set[int | None]:
         """Return the ids whose confirmations are at one of these stages."""

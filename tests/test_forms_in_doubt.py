@@ -1000,6 +1000,21 @@ async def test_a_declined_card_takes_nothing_from_a_form_that_a_person_has_accep
             assert (await pending_of(tracker, "form-1")).outcome.paid is True
 
 
+async def test_a_query_after_a_cancelled_return_takes_nothing_from_a_form_that_a_person_has_accepted(
+    service: FakeService,
+) -> None:
+    """It was not answered until then, and finds the declined card alone."""
+    ledger = await left_in_doubt(service)
+    async with tracking(service, ledger, PROFILE) as tracker:
+        service.status_scripts = [reset] * 1000
+        await passing(service, tracker.returned(back(0)))
+        await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the bank's statement")
+        service.pay("form-1", transactionStatus="Canceled")
+        service.status_scripts.clear()
+        await service.clock.advance(60)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
 @pytest.mark.parametrize("is_ours", [False, True], ids=["in the portal", "by a request without an answer"])
 @pytest.mark.parametrize("profile", [PROFILE, UNNUMBERED], ids=["", "by client id"])
 async def test_a_second_payment_that_nobody_confirms_takes_no_place(

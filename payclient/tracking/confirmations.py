@@ -294,8 +294,7 @@ class Confirmer:
         """Confirm an id, or query a form that came back cancelled. Return to which stage that brings the id."""
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
-            is_over = record.state is State.ACCEPTED or await self._query(form)
-            return Stage.SETTLED if is_over else Stage.IN_DOUBT
+            return Stage.SETTLED if await self._query(form) else Stage.IN_DOUBT
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
         if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
@@ -308,8 +307,6 @@ class Confirmer:
         self._queries.note_request(form.tried_at, answered=True)
         if report.state == "Aceptado" and not await self._is_tied(record, transaction_id):
             return current.stage
-        if report.state == "Cancelado" and record.state is State.ACCEPTED:
-            return Stage.SETTLED  # a person has seen another card pay
         reading, stage = read_confirmation(record, transaction_id, report, self._clock.time())
         return Stage.SETTLED if await self._take(form, record, reading) else stage
 
@@ -380,6 +377,8 @@ class Confirmer:
         """Write what an answer means, read against `record`, and return whether that decides the form."""
         answer = reading.report  # None: not found, or a conflict
         is_unpaid = reading.conflict is None and (answer is None or answer.state == "Cancelado")
+        if is_unpaid and record.state is State.ACCEPTED:
+            return True  # a person has seen another card pay
         if is_unpaid and self._plan_others(form, answer):
             return False
         form.report = answer or form.report

@@ -292,7 +292,12 @@ def test_an_id_that_is_written_as_a_number_is_refused(
     before = willing.counts()
     ran = charge(willing, [row | {"client_transaction_id": then}])
     assert ran.code == 2
-    assert f"1 ids are in the ledger with other zeros or marks ({then}: {first})" in ran.err
+    said = f"1 ids are in the ledger with other zeros or marks ({then}: {first})"
+    assert said in ran.err
+    # The ledger is not called another one where the spreadsheet has saved the report, too.
+    report = ran.folder / "report.csv"
+    report.write_text(report.read_text().replace(first, then, 1))
+    assert said in charge(willing, [row | {"client_transaction_id": then}]).err
     assert willing.counts() == before
 
 

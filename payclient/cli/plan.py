@@ -212,17 +212,17 @@ class Plan:
             )
         name = self.report.path.name if self.report else ""
         keys = [each.client_transaction_id for each in requests if self.options.ledger]
-        if lost := [key for key in keys if self.earlier.get(defuse(key)) and key not in known.labels]:
-            raise ConfigurationError(
-                f"--report {name} calls {len(lost):,} rows paid or open that the ledger does not know "
-                f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
-                "nothing was sent"
-            )
         if known.respelled:
             raise ConfigurationError(
                 f"{len(known.respelled):,} ids are in the ledger with other zeros or marks "
                 f"({terminal.listed(known.respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
                 "charged; nothing was sent"
+            )
+        if lost := [key for key in keys if self.earlier.get(defuse(key)) and key not in known.labels]:
+            raise ConfigurationError(
+                f"--report {name} calls {len(lost):,} rows paid or open that the ledger does not know "
+                f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
+                "nothing was sent"
             )
         if self.to_send and known.moved:
             raise ConfigurationError(

@@ -243,6 +243,7 @@ def test_a_report_that_knows_the_rows_by_other_ids_is_a_refusal(
     ran = charge(willing, rows, *by_invoice)
     assert ran.code == 2
     assert f"calls 3 rows paid or open that are in the file under other ids (o-{name}-0," in ran.err
+    assert "is replaced" not in ran.err
     assert (willing.counts(), (tmp_path / name).read_bytes()) == (before, report)
     assert charge(willing, [row | {"amount_with_tax": 7000} for row in rows], *by_invoice).code == 0
 

@@ -100,6 +100,8 @@ def charge(
     if shown.dry_run:
         return 0 if can_send else 2
     terminal.ask(text("ask.send", count=plan.to_send), "nothing was sent", yes=shown.yes or not plan.to_send)
+    if shown.yes and plan.replaced:  # else the plan has it
+        terminal.say(text("plan.replaced", count=len(plan.replaced)))
     if bad_file is not None:
         write_file("--skip-bad", *bad_file)
         terminal.say(text("file.left_out", count=len(rows.bad), path=shown.skip_bad))
@@ -137,8 +139,8 @@ def _file_of_bad_rows(file: ChargeFile, path: Path | None, carried: Carried) -> 
 def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
     """Print the plan. Raises `ConfigurationError` where nothing may be sent, or nobody can be asked.
 
-    With `--yes` three things are printed: a total that is not the sum of the rows, since a row may lack its key and
-    phone; a report that is replaced; and what the ledger knows of the rows, which may have the keys of another month.
+    With `--yes` two things are printed: a total that is not the sum of the rows, since a row may lack its key and
+    phone; and what the ledger knows of the rows, which may have the keys of another month.
     """
     file = plan.file
     if shown.dry_run:
@@ -150,8 +152,6 @@ def _show(plan: Plan, shown: ShownOptions, can_send: bool) -> None:
     else:
         for fault in file.total_faults:
             terminal.say(in_words(fault))
-        if plan.replaced:
-            terminal.say(text("plan.replaced", count=len(plan.replaced)))
         if plan.known.labels and not shown.quiet:
             terminal.say(plan.describe_ledger())
     plan.check()

@@ -94,3 +94,13 @@ def test_an_interrupt_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capfd: 
     monkeypatch.setattr("payclient.cli.guide._text", interrupt)
     assert main(["guide", "start"]) == 130
     assert capfd.readouterr() == ("", "payclient: interrupted\n")
+
+
+def test_an_interrupt_before_a_command_begins_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its modules are imported, or another one as it ends."""
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("payclient.cli.app.run", interrupted)
+    assert main(["guide", "start"]) == 130

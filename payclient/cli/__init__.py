@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             terminal.finish_output()
             return 2
         return 0
-    from payclient.cli.app import run
+    try:
+        from payclient.cli.app import run
 
-    # Language and settings are those of one run, also where a program makes several.
-    return copy_context().run(run, arguments)
+        # Language and settings are those of one run, also where a program makes several.
+        return copy_context().run(run, arguments)
+    except KeyboardInterrupt:  # before the command begins, or another one as it ends
+        return 130

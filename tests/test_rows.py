@@ -583,6 +583,21 @@ def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[
     assert any(error.removeprefix("line 2, ").startswith(said) for error in errors_of(file)), file.errors
 
 
+@pytest.mark.parametrize("shown", ["0%", "0.00%", '0" "%'])
+def test_a_percentage_is_no_amount(tmp_path: Path, shown: str) -> None:
+    """A rate of 15% is the number 0.15, and would be charged as 15 cents. In a column that is kept it is text."""
+    path = sheet(
+        tmp_path / "cobros.xlsx", SHEET, ["k", "0984111222", 5, 0.15, 0.15], ["m", "0984111223", 5, 0.15]
+    )
+    book = openpyxl.load_workbook(path)
+    for cell in ("D2", "E2"):
+        book.active[cell].number_format = shown
+    book.save(path)
+    file = read_file(path, TYPED)
+    assert errors_of(file) == ["line 2, tip: is a percentage: write the amount itself"]
+    assert [request.amount for request in file.requests] == [515]
+
+
 def test_a_last_line_of_formulas_without_values_is_there(tmp_path: Path) -> None:
     """A program wrote them, and calamine ends before them: a charge is a bad row, and a sum is a total."""
     rows: list[list[Any]] = [SHEET, ["k", "0984111222", 5]]

@@ -286,7 +286,8 @@ def _read_sheet(raw: bytes, form: Layout) -> Records:
     header = [str(cell) for cell in table[begin - 1]]
     while header and not header[-1].strip():
         header.pop()
-    hidden = mark_faults(table, begin, sheets[sheet], raw, keys=_places(header, form, frozenset({KEY})))
+    keys, amounts = _places(header, form, frozenset({KEY})), _places(header, form, AMOUNTS)
+    hidden = mark_faults(table, begin, sheets[sheet], raw, keys=keys, amounts=amounts)
     rows: list[Row] = []
     for line, cells in enumerate(table[begin:], begin + 1):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(header) :]):

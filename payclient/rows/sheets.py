@@ -1,4 +1,4 @@
-"""What calamine does not say of a sheet: its errors, formulas without a value, merged cells and hidden rows."""
+"""What calamine does not say of a sheet: errors, formulas without a value, percentages, merged cells, hidden rows."""
 
 import io
 import re
@@ -26,26 +26,36 @@ _OPEN_DOCUMENT = {
 
 
 def mark_faults(
-    table: list[list[Any]], begin: int, sheet: CalamineSheet, raw: bytes, *, keys: Collection[int]
+    table: list[list[Any]],
+    begin: int,
+    sheet: CalamineSheet,
+    raw: bytes,
+    *,
+    keys: Collection[int],
+    amounts: Collection[int],
 ) -> set[int]:
     """Put a `CellError` into each cell that has a fault, and return the numbers of the lines that are hidden.
 
     The rows of `table`, the cells of a sheet of the file `raw`, come after `begin` lines. `keys` are the places of ids:
-    one by a formula that has another value later is a fault, too. Raises `InvalidRequestError` for an .ods file with
-    hidden rows or other faults.
+    one by a formula that has another value later is a fault, too. So is a percentage in the place of an amount: 15% of
+    tax is the number 0.15. Raises `InvalidRequestError` for an .ods file with hidden rows or other faults.
     """
     _mark_merged(table, begin, sheet)
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         if "content.xml" in archive.namelist():
             _check_open_document(archive.read("content.xml"))
             return set()
-        content = _sheet_xml(archive, sheet.name)
-    if not re.search(rb'<f|:f|t=["\']e|hidden=', content):
+        content, percentages = _sheet_xml(archive, sheet.name), _percentages(archive)
+    if not (percentages or re.search(rb'<f|:f|t=["\']e|hidden=', content)):
         return set()
     rows = ElementTree.fromstring(content).findall(".//{*}sheetData/{*}row")  # noqa: S314 - likewise
     formulas: dict[object, str] = {}
     for line, place, cell in _cells(rows):
-        if (found := _fault_of(cell, formulas, is_key=place - 1 in keys)) is not None:
+        found = _fault_of(cell, formulas, is_key=place - 1 in keys)
+        is_number = cell.get("t", "n") == "n" and cell.find("{*}v") is not None
+        if is_number and place - 1 in amounts and cell.get("s") in percentages:
+            found = "is a percentage: write the amount itself"
+        if found is not None:
             # Such a cell may lie outside of what calamine takes for the filled part.
             table.extend([""] * len(table[0]) for _ in range(len(table), line))
             table[line - 1] += [""] * (place - len(table[line - 1]))
@@ -92,6 +102,18 @@ def _cells(rows: Iterable[ElementTree.Element]) -> Iterator[tuple[int, int, Elem
             address = cell.get("r")
             line, place = (line, place + 1) if address is None else coordinate_to_tuple(address)
             yield line, place, cell
+
+
+def _percentages(archive: zipfile.ZipFile) -> set[str]:
+    """Return the numbers of the styles that show a number as a percentage."""
+    if "xl/styles.xml" not in archive.namelist():
+        return set()
+    styles = ElementTree.fromstring(archive.read("xl/styles.xml"))  # noqa: S314 - likewise
+    codes = {
+        each.get("numFmtId") for each in styles.iterfind(".//{*}numFmt") if "%" in each.get("formatCode", "")
+    }
+    formats = enumerate(styles.iterfind("{*}cellXfs/{*}xf"))
+    return {str(number) for number, each in formats if each.get("numFmtId") in {"9", "10", *codes}}
 
 
 def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:

@@ -133,9 +133,9 @@ class FailingLedger(MemoryLedger):
         self._check("get")
         return await super().find(ids, purchase)
 
-    async def drop_links(self, now: float) -> None:
+    async def drop_links(self, now: float) -> float | None:
         self._check("drop_links")
-        await super().drop_links(now)
+        return await super().drop_links(now)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         self._check("get")

@@ -358,17 +358,50 @@ async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(servic
 async def test_a_form_that_is_prepared_costs_no_look_at_dead_links(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion looks at all that are kept, writes and commits, by the writer of permits: one a minute."""
-    async with tracking(service) as tracker:
+    """A deletion of nothing writes and commits, by the writer that grants the permits; others die before its links.
+
+    The first one's die before those of an earlier process, whose forms lived longer.
+    """
+    async with tracking(service, profile=attrs.evolve(PROFILE, form_window=86_400.0)) as tracker:
+        await tracker.prepare(request("of a day"))
+    async with tracking(service, service.ledger) as tracker:
+        await tracker.prepare(request("form-0"))
+        await service.clock.advance(1)
         drop_links = AsyncMock(wraps=service.ledger.drop_links)
         monkeypatch.setattr(service.ledger, "drop_links", drop_links)
-        for number in range(100):
+        for number in range(1, 10):
             await tracker.prepare(request(f"form-{number}"))
-            await service.clock.advance(0.5)
-        assert drop_links.await_count <= 1
+            await service.clock.advance(1)
+        assert not drop_links.await_count
         await service.clock.advance(1300)
-        assert drop_links.await_count <= 23
+        assert drop_links.await_count
         assert await service.ledger.links("form-9", 0.0) == {}
+
+
+async def test_a_form_decided_as_dead_links_are_deleted_is_worth_another_deletion(
+    service: FakeService,
+) -> None:
+    """The one under way has passed its links by."""
+    deletions, gate = 0, Gate()
+
+    class Slow(MemoryLedger):
+        async def drop_links(self, now: float) -> float | None:
+            nonlocal deletions
+            deletions += 1
+            until = await super().drop_links(now)
+            if deletions == 2:
+                await gate()
+            return until
+
+    async with tracking(service, Slow()) as tracker:
+        await tracker.prepare(request())
+        await service.clock.advance(1)
+        assert gate.there.is_set()
+        service.pay("form-1", state="Aceptado")
+        assert (await (await pending_of(tracker, "form-1")).check()).paid is True
+        gate.go.set()
+        await service.clock.advance(1)
+        assert deletions == 3
 
 
 async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: FakeService) -> None:
@@ -523,17 +556,23 @@ async def test_a_form_that_another_process_never_prepares_is_not_waited_for_with
             await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
 
 
-class Counted(MemoryLedger):
-    @property
-    def forms_with_links(self) -> int:
-        return len(self._links)
+class Dropping(MemoryLedger):
+    """Remembers until when it kept links after the last deletion; None: it kept none."""
+
+    until: float | None = None
+    deletions = 0
+
+    async def drop_links(self, now: float) -> float | None:
+        self.deletions += 1
+        self.until = await super().drop_links(now)
+        return self.until
 
 
 @pytest.mark.parametrize("by", ["a query", "its confirmation"])
 @in_virtual_time
 async def test_the_links_of_a_decided_form_are_deleted(by: str) -> None:
-    """Within a minute: by a query, or by its confirmation where the profile has no query by client transaction id."""
-    service, ledger, profile = Shop(), Counted(), FORMS
+    """Within a second: by a query, or by its confirmation where the profile has no query by client transaction id."""
+    service, ledger, profile = Shop(), Dropping(), FORMS
     if by == "a query":
         service.word = "Cancelado"
     else:
@@ -542,11 +581,22 @@ async def test_the_links_of_a_decided_form_are_deleted(by: str) -> None:
     async with tracking(service, ledger=ledger, profile=profile) as tracker:
         form = await tracker.live_form("cart", request)
         await asyncio.sleep(1)
-        assert ledger.forms_with_links == 1
+        assert ledger.until is not None
         if by == "a query":
             found = await pending_of(tracker, form.client_transaction_id)
             assert (await found.wait()).state is State.CANCELLED
         else:
             assert (await tracker.returned(back_of(service, form))).paid is True
-        await asyncio.sleep(60)
-        assert ledger.forms_with_links == 0
+        await asyncio.sleep(1)
+        assert ledger.until is None
+
+
+@in_virtual_time
+async def test_many_forms_cost_few_deletions_of_links() -> None:
+    """Each deletion looks at all links that are kept, in the one writer of a ledger."""
+    ledger = Dropping()
+    async with tracking(Shop(), ledger=ledger, profile=FORMS) as tracker:
+        for number in range(100):
+            await tracker.prepare(request(f"form-{number}"))
+            await asyncio.sleep(0.01)
+        assert ledger.deletions < 10

@@ -123,9 +123,9 @@ async def test_a_tracker_that_closes_meanwhile(service: FakeService) -> None:
     is_closed = asyncio.Event()
 
     class Slow(FailingLedger):
-        async def drop_links(self, now: float) -> None:
+        async def drop_links(self, now: float) -> float | None:
             await is_closed.wait()
-            await super().drop_links(now)
+            return await super().drop_links(now)
 
     async with tracking(service, ledger := Slow(lambda name: False)) as tracker:
         asked = asyncio.ensure_future(tracker.health())

@@ -342,7 +342,7 @@ async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
     assert await ledger.links("other", NOW) == {}
     later = await permitted(ledger, attrs.evolve(form("later"), purchase="other"), PREPARED)
     await ledger.keep_links(later, '{"card": "three"}', NOW + 700)
-    await ledger.drop_links(NOW + 599)
+    assert await ledger.drop_links(NOW + 599) == NOW + 600
     assert await ledger.links("order", NOW + 599) == {"form": '{"card": "two"}'}
     assert await ledger.links("order", NOW + 600) == {}
     await ledger.drop_links(NOW + 600)
@@ -364,7 +364,7 @@ async def test_a_decided_forms_links_are_dropped(ledger: Ledger, events: list[Ev
     for event in events:
         await ledger.apply(record, event)
     assert bool(await ledger.links("order", NOW + 60)) is kept
-    await ledger.drop_links(NOW + 60)
+    assert await ledger.drop_links(NOW + 60) == (NOW + 600 if kept else None)  # when the next ones die
     assert bool(await ledger.links("order", NOW + 60)) is kept
 
 

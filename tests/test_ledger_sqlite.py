@@ -415,9 +415,9 @@ async def test_wiping_dead_links_waits_for_no_reader(path: Path, monkeypatch: py
         reader.execute("SELECT * FROM attempts").fetchall()
         await ledger.keep_links(fresh("a"), "s3cret", NOW)
         async with asyncio.timeout(60):
-            await ledger.drop_links(NOW)
+            assert await ledger.drop_links(NOW) == NOW + 60
             assert await ledger.permit(fresh("b"))
-    await ledger.drop_links(NOW + 60)
+    assert await ledger.drop_links(NOW + 60) is None
     assert not any(b"s3cret" in each.read_bytes() for each in path.parent.iterdir())
     await ledger.aclose()
 
@@ -448,7 +448,7 @@ async def test_dead_links_of_an_owner_that_was_killed_before_it_wiped_them(path:
             shutil.copy(path.with_name(name), left)
     await ledger.aclose()
     async with opened(f"sqlite:{left / 'charges.db'}") as next_one:
-        await next_one.drop_links(NOW)
+        assert await next_one.drop_links(NOW) is None
         assert not any(b"s3cret" in each.read_bytes() for each in left.iterdir())
 
 

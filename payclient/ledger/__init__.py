@@ -157,8 +157,8 @@ class Ledger(Protocol):
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         """Return the links that are kept of the purchase's forms that live, by client transaction id."""
 
-    async def drop_links(self, now: float) -> None:
-        """Delete the links of every form that is decided or whose time is over.
+    async def drop_links(self, now: float) -> float | None:
+        """Delete the links of every form that is decided or whose time is over; return when the next ones are dead.
 
         A form that its customer closed keeps them: it may be handed out again. Fails where the ledger takes no writes,
         though there is nothing to delete.

@@ -122,8 +122,8 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
-    async def settle_deletion(self, deleted: Rows) -> None:
-        """Wipe what was deleted so far, if no reader is in the way. Where this was nothing prove that a write works."""
+    async def settle_deletion(self, deleted: Rows) -> bool:
+        """Wipe what was deleted so far, and return whether all is; where this was nothing, prove that a write works."""
 
 
 async def read(database: Database, operations: Sequence[Operation]) -> None:

@@ -69,6 +69,9 @@ DELETE FROM payclient.form_links AS l WHERE until <= $1
 OR EXISTS (SELECT 1 FROM payclient.records WHERE id = l.attempt_id AND {links_are_dead})
 RETURNING attempt_id
 
+-- name: links_until
+SELECT min(until) FROM payclient.form_links
+
 -- name: ids
 SELECT (SELECT min(id) FROM payclient.attempts), (SELECT max(id) FROM payclient.attempts)
 

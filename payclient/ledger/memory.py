@@ -105,12 +105,13 @@ class MemoryLedger(Ledger):
         kept = [key for key in self._purchases.get(purchase, ()) if key in self._links]
         return {identifier: self._links[identifier, attempt][0] for identifier, attempt in kept}
 
-    async def drop_links(self, now: float) -> None:
+    async def drop_links(self, now: float) -> float | None:
         for (key, (_, until)), record in zip([*self._links.items()], self._records(self._links), strict=True):
             is_over = record.state.decided or record.state is State.REVERSING
             # UNPAID: the customer closed the form, and may use its links again.
             if until <= now or (is_over and record.evidence is not Evidence.UNPAID):
                 del self._links[key]
+        return min((until for _, until in self._links.values()), default=None)
 
     def unfinished(self) -> AsyncIterator[Record]:
         found = [record for record in self._records(self._permits) if not record.state.decided]

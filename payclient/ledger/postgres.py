@@ -110,9 +110,10 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
 
-    async def settle_deletion(self, deleted: Rows) -> None:
-        if not deleted:  # else the server overwrites what was deleted in its own time
+    async def settle_deletion(self, deleted: Rows) -> bool:
+        if not deleted:
             await self.fetch("probe", ())
+        return True  # as far as can be said: the server overwrites what was deleted in its own time
 
 
 class PostgresWriter(Writer):

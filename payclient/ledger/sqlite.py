@@ -114,7 +114,7 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: Row) -> Rows:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
-    async def settle_deletion(self, deleted: Rows) -> None:
+    async def settle_deletion(self, deleted: Rows) -> bool:
         if deleted:
             self._is_wiped = False
         else:
@@ -129,6 +129,7 @@ class SqliteDatabase:
                 self._is_wiped = not is_busy
             finally:
                 self._connection.execute(f"PRAGMA busy_timeout = {BUSY * 1000:.0f}")
+        return self._is_wiped
 
     def begin(self) -> None:
         self.roll_back()

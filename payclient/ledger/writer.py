@@ -32,6 +32,8 @@ LINE_EVERY = 60.0
 PAGE = 200
 #: Numbers of attempts and changes among which attempts are read at once.
 NUMBERS = 3 * PAGE
+#: Seconds after which what was deleted is wiped once more, where a program read the file.
+WIPE_AGAIN = 60.0
 
 
 class Writer:
@@ -144,9 +146,11 @@ class StoredLedger(Ledger):
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         return {row[0]: row[1] for row in await self._read("links", purchase, now)}
 
-    async def drop_links(self, now: float) -> None:
+    async def drop_links(self, now: float) -> float | None:
         deleted = await self._read("drop_links", now)
-        await self.work(methodcaller("settle_deletion", deleted))
+        is_wiped = await self.work(methodcaller("settle_deletion", deleted))
+        until: float | None = (await self._read("links_until"))[0][0]
+        return until if is_wiped else min(until or math.inf, now + WIPE_AGAIN)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         return [change_of(row) for row in await self._read("history", client_transaction_id)]

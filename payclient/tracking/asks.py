@@ -106,8 +106,8 @@ class OpenAsks:
         #: Called with the record before and after each change of state of an ask that is followed here. Also called for
         #: one that is decided before it is followed: refused by the answer to its POST, or given back.
         self.on_change: Callable[[Record, Record], object] | None = None
-        #: Called with each form once it is decided.
-        self.on_form_decided: Callable[[Record], object] = lambda record: None
+        #: Called with each form once it is decided: its links are dead.
+        self.on_form_decided: list[Callable[[Record], object]] = []
         #: Called with a form whose Prepare's end was written after a transaction had been named to it.
         self.on_form_named: Callable[[Record], object] = lambda record: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
@@ -339,7 +339,8 @@ class OpenAsks:
     def note_written(self, record: Record, before: Record | None = None) -> None:
         """Note a record that was not written by `apply`, and follow it if the policy follows such asks.
 
-        An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease.
+        An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
+        and a decided form its links.
         """
         was_sending = before is not None and before.state is State.SENDING
         if was_sending and record.kind == "form" and record.candidate_ids:
@@ -361,7 +362,8 @@ class OpenAsks:
             # The ledger ended its lease as it took the decision.
             self.leases.ours.discard(record.client_transaction_id)
         if record.kind == "form":
-            self.on_form_decided(record)
+            for callback in self.on_form_decided:
+                callback(record)
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. The code decides nothing."""

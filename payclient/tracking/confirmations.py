@@ -68,7 +68,7 @@ class Confirmer:
         self.confirms: bool = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
-        self._asks.on_form_decided = self._note_decided
+        self._asks.on_form_decided.append(self._note_decided)
         self._asks.on_form_named = self._note_named
 
     # --- What is to be confirmed

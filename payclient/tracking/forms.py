@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import count
 
 import attrs
 import orjson
 
-from payclient.clock import is_cancelled_alone, outlive, sleep, start
+from payclient.clock import is_cancelled_alone, outlive, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
@@ -42,8 +43,11 @@ GENERATIONS = 8
 #: The least characters of a form's id, however few the profile allows: of fewer, two purchases could have the same id.
 SHORTEST = 12
 
+#: Seconds after which the links that the ledger could not delete are deleted once more.
+AGAIN = 60.0
+
 #: Seconds from one deletion of dead links, which looks at all that are kept, to the next.
-DELETE_AGAIN = 60.0
+APART = 0.5
 
 #: Seconds from one look to the next at a form that another process prepares right now.
 LOOK_AGAIN = 0.05
@@ -138,6 +142,11 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = asks.policy.form_window
         self._keeps = keeps
+        #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
+        self._changed = asyncio.Event()
+        #: When links die next; None where none do, as far as is known.
+        self._dead_at: float | None = None
+        asks.on_form_decided.append(lambda _: self._changed.set())
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
@@ -149,15 +158,31 @@ class KeptLinks:
             await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
         except LedgerError as error:
             self._asks.late.failed(error)
+        if self._dead_at is None or until < self._dead_at:
+            self._changed.set()
 
     async def delete_dead(self) -> None:
-        """Delete dead links once a minute, whichever process kept them: a form was decided, or their time is over."""
+        """Delete dead links, again each time that the next ones die, or that a form is decided or kept.
+
+        Where several processes share the ledger, look for dead links of others once in each lifetime, too.
+        """
+        clock = self._asks.clock
         while True:
+            self._changed.clear()
+            self._dead_at = None
             try:
-                await self._asks.ledger.drop_links(self._asks.clock.time())
+                self._dead_at = await self._asks.ledger.drop_links(clock.time())
+                if self._dead_at is None and self._asks.leases is not None:
+                    self._dead_at = clock.time() + self._lifetime  # another process may keep links, and end
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
-            await sleep(self._asks.clock, DELETE_AGAIN)
+                self._dead_at = clock.time() + AGAIN
+            await sleep(clock, APART)
+            if self._dead_at is None:
+                await self._changed.wait()
+            else:
+                with suppress(TimeoutError):
+                    await within(clock, max(self._dead_at - clock.time(), 0.0), self._changed.wait())
 
 
 class Forms:

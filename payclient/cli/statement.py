@@ -184,7 +184,7 @@ def _entry(line: int, row: Mapping[str, Any], mark: str | None, sign: int | None
             raise CellError("transaction_id: must be a number, 1 or more")
         cents = read_cell(amount, "amount", mark, currency=currency)
         currency = currency or signed_currency(str(amount))
-        if type(cents) is not int or cents < 0:
+        if type(cents) is not int:
             raise CellError("amount: must be given")
         cents *= -1 if negative else sign
     return Entry(

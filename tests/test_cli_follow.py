@@ -26,6 +26,7 @@ import payclient
 from cli_runs import wait_until
 from fake_service import record_in, sale
 from payclient import sync
+from payclient.cli.signals import handled
 from payclient.events import Overpaid
 from payclient.ledger import open_ledger
 from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
@@ -133,6 +134,27 @@ def test_over_postgresql_it_prints_what_others_send(
             assert (line["client_transaction_id"], line["paid"]) == (f"order-{number}", True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["", "nohup"])
+async def test_signals_are_handled_while_a_command_waits(is_ignored: bool) -> None:
+    """A terminal that is closed is a SIGTERM, unless the command is to outlive it. Then they mean what they did."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = list[str]()
+    try:
+        if is_ignored:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        theirs = [signal.getsignal(number) for number in before]
+        with handled(lambda: heard.append("interrupt"), lambda: heard.append("terminate")):
+            for number in before:
+                signal.raise_signal(number)
+                await asyncio.sleep(0)
+        assert [signal.getsignal(number) for number in before] == theirs
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert heard == ["interrupt", "terminate", *(() if is_ignored else ("terminate",))]
 
 
 def in_pipe(reader: int) -> int:

@@ -19,21 +19,25 @@ from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
+import attrs
 import pytest
 
 from cli_runs import ROOT, Said
 from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
-from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, why
+from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, newest, why
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.texts import table, text
 from payclient.cli.transaction import show_changes
 from payclient.events import (
     Conflicted,
     Created,
+    DecidedAccepted,
     DecidedCancelled,
+    DecidedRefused,
     Event,
     Evidence,
+    Exhausted,
     Expired,
     FoundAccepted,
     FoundPending,
@@ -152,6 +156,8 @@ def test_expired_is_unresolved_only_after_its_last_query() -> None:
         assert not is_unresolved(record, NOW + last)
         assert "a run that is open queries until" in why(record, NOW + last)
         assert is_unresolved(record, NOW + last + 1)
+        # As by a process that cannot query: nothing is to come.
+        assert is_unresolved(advance(record, Exhausted(at=NOW + window)), NOW + window)
 
 
 def test_reversal_without_an_answer_is_unresolved_within_minutes(book: Book, capfd: Said) -> None:
@@ -436,6 +442,15 @@ def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[b
         await ledger.permit(fresh("=cmd()"))
         refused = Refused(at=NOW, error_type="X", error_code=-1, messages=("@no", "[red]ñ[/]"))
         await ledger.apply(fresh("=cmd()"), refused)
+        for attempt, (kind, actor) in enumerate(((DecidedRefused, "+bob"), (DecidedAccepted, "eva")), 1):
+            record = attrs.evolve(fresh("twice"), attempt=attempt)
+            await ledger.permit(record)
+            lost = await ledger.apply(record, Lost(at=NOW, expires_at=NOW + 330))
+            await ledger.apply(lost, kind(at=NOW, actor=actor, reason="seen"))
+        await ledger.permit(fresh("many"))
+        await ledger.apply(fresh("many"), Lost(at=NOW, expires_at=NOW + 330, candidate_id=5))
+        for number in range(7, 40):
+            await ledger.apply(await newest(ledger, "many"), Notified(at=NOW, transaction_id=number))
 
     book.use(fill)
     decision = ["order-unknown", "--as", "accepted", "--actor", "+ana", "--reason=-seen", "--yes"]
@@ -443,7 +458,7 @@ def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[b
     for ending in ("csv", "jsonl"):
         out = tmp_path / f"out.{ending}"
         assert main(["ledger", "export", "--out", str(out)]) == 0
-        assert b"11 attempts written to" in capfdbinary.readouterr().err
+        assert b"14 attempts written to" in capfdbinary.readouterr().err
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
         assert main(["ledger", "export", *(["--format", "jsonl"] if ending == "jsonl" else [])]) == 0
         assert capfdbinary.readouterr().out == out.read_bytes()
@@ -456,6 +471,9 @@ def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[b
     assert not any(cell.startswith(tuple("=+-@\t\r\n")) for row in rows for cell in row.values())
     unknown = by_id["order-unknown"]
     assert (unknown["actor"], unknown["reason"], unknown["paid"]) == ("'+ana", "'-seen", "true")
+    assert [row["actor"] for row in rows if row["client_transaction_id"] == "twice"] == ["'+bob", "eva"]
+    numbers = by_id["many"]["candidate_ids"].split("; ")
+    assert numbers == ["5", *map(str, range(26, 40))], "0 stands for those that were dropped"
     assert unknown["created_at"] == "2023-11-14T22:13:20.000Z"
     assert (by_id["order-cancelled"]["paid"], by_id["order-expired"]["paid"]) == ("false", "")
     lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())

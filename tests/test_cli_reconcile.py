@@ -1,6 +1,7 @@
 """`payclient reconcile`: every cent of the ledger and of a statement in exactly one class, and what that decides."""
 
 import csv
+import datetime
 import json
 import random
 import re
@@ -99,6 +100,14 @@ def test_the_attempt_that_is_paid_is_meant() -> None:
     given_back = attrs.evolve(RECORD, state=State.REVERSED)
     (pair,) = compare([given_back, attrs.evolve(refused, attempt=2)], [entry()])
     assert pair.record == given_back
+
+
+def test_two_lines_prove_no_sale_paid() -> None:
+    """Though they add up to it: nobody pays a push in parts."""
+    unknown = attrs.evolve(RECORD, state=State.UNKNOWN, transaction_id=None)
+    for entries, proven in (([entry()], True), ([entry(575), entry(575, line=3)], False)):
+        (pair,) = compare([unknown], entries)
+        assert (pair.kind, pair.can_be_resolved) == (Class.PAID_THERE, proven)
 
 
 KEYS, NUMBERS = st.sampled_from(["a", "b", "c"]), st.none() | st.integers(1, 4)
@@ -346,6 +355,9 @@ def test_an_amount_that_was_given_back_is_never_taken_for_paid(
     file = statement(tmp_path / "enero.csv", f"order-unknown;1/1;{back};Aceptado")
     assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana", "--yes"]) == 3
     assert month.get("order-unknown").state == "unknown"
+    returned = [*MAP, "--returned", "Reversado", "--resolve", "--actor", "Ana", "--yes"]
+    assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{back};Reversado")), *returned]) == 3
+    assert month.get("order-unknown").state == "unknown", "said twice it is no payment"
     for odd in ("(11,50", "11,50)", "--11,50", "-1 1,50", "-(11,50)", "-11,50-"):
         assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{odd};Aceptado")), *MAP]) == 2
 
@@ -428,6 +440,27 @@ def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path
     why = ["--actor", "Ana", "--reason", "seen in the portal", "--yes"]
     assert main(["ledger", "resolve", "order-unknown", "--as", "accepted", *why]) == 0
     assert main([*arguments, "--since", "2024-01-31"]) == 0
+
+
+def test_the_days_are_whole(month: Book, tmp_path: Path) -> None:
+    """Of this machine's clock, the first and the last included."""
+    file = statement(tmp_path / "enero.csv", "rent-9;1/1;1,50;Reversado")
+    decided_at = month.get("rent-1").decided_at or 0.0
+    day = datetime.datetime.fromtimestamp(decided_at, datetime.UTC).astimezone().date()
+    before, after = day - datetime.timedelta(1), day + datetime.timedelta(1)
+    for since, until, code in ((day, day, 3), (before, before, 0), (after, after, 0)):
+        assert main(["reconcile", str(file), *MAP, "--since", str(since), "--until", str(until)]) == code
+
+
+def test_lines_of_json_have_whole_cents(month: Book, tmp_path: Path) -> None:
+    """As in a file of charges."""
+    file = tmp_path / "enero.jsonl"
+    lines = [{"clientTransactionId": each, "amount": 1150} for each in ("rent-1", "rent-2", "order-accepted")]
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    report = tmp_path / "r.jsonl"
+    main(["reconcile", str(file), "--report", str(report)])
+    rows = {row["client_transaction_id"]: row for row in map(json.loads, report.read_text().splitlines())}
+    assert [rows[each["clientTransactionId"]]["class"] for each in lines] == ["agreed"] * 3
 
 
 def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cli_runs import TOKEN, Said, Service, rows_of, write_csv
 from payclient import DOCUMENT, PAYPHONE
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
-from payclient.cli.settings import Limits
+from payclient.cli.settings import Limits, location_of
 from payclient.schedule import FINAL_QUERY_DELAYS
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -192,6 +192,53 @@ def test_every_setting_is_an_option_of_charge(capfd: Said) -> None:
     options = set(re.findall(r"--([a-z-]+)", capfd.readouterr().out))
     assert {name.replace("_", "-") for name in SETTINGS} <= options
     assert {"yes", "new_ledger", "skip_bad", "config"}.isdisjoint(SETTINGS)
+
+
+def test_the_file_beside_the_charges_comes_first(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    """Another shop's may be in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "payclient.toml").write_text('ledger = "sqlite:other.db"\n')
+    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--dry-run"]) == 0
+    assert str(shop / "cobros.db") in capfd.readouterr().out.replace("\n", "").replace(" ", "")
+
+
+def test_a_batch_of_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+    """Its columns, and its ledger, would be the usual ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    file = write_csv(tmp_path / "charges.csv", rows_of("batch", 1))
+    assert main(["charge", str(file), "--batch", "rent", "--dry-run"]) == 2
+    assert "--batch rent: no payclient.toml was found; nothing was sent" in capfd.readouterr().err
+
+
+def test_a_token_that_cannot_be_is_found_by_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    """It is given; that there is none is said in the plan. A file is read instead of the variable."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("token", 1))
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "<ACCESS_TOKEN>")
+    assert main(["charge", str(file), "--dry-run"]) == 2
+    assert "token must be your own" in capfd.readouterr().err
+    (token := tmp_path / "token.txt").write_text("good")
+    assert main(["charge", str(file), "--dry-run", "--token-file", str(token)]) == 0
+    token.write_text("two words")
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "good")
+    assert main(["charge", str(file), "--dry-run", "--token-file", str(token)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("ledger", "shown"),
+    [
+        ("postgresql://shop:geheim@db/shop", "postgresql://shop:***@db/shop"),
+        ("postgres:shop:geheim@db/shop", "***@db/shop"), ("postgresql:/shop:gehe@im@db/shop", "***@db/shop"),
+        ("sqlite:/x/charges.db", "sqlite:/x/charges.db"), ("memory:", "memory:"), (None, ""),
+    ],
+)  # fmt: skip
+def test_a_ledgers_address_is_shown_without_its_password(ledger: str | None, shown: str) -> None:
+    """Also where it is misspelled."""
+    assert location_of(ledger) == shown
 
 
 def test_the_simulator_is_no_shop(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

@@ -94,6 +94,14 @@ def test_everything_survives_pickling_and_copying(kind: type[PayError], clone: A
     assert kind().client_transaction_id is None
 
 
+def test_an_open_purchase_is_pickled_without_its_sale() -> None:
+    """That has a tracker, which does not pickle."""
+    error = errors.PurchaseOpenError("open", client_transaction_id="order-17")
+    error.pending, error.until = lambda: None, 5.0
+    twin = pickled(error)
+    assert (twin.pending, twin.until, twin.client_transaction_id) == (None, 5.0, "order-17")
+
+
 def test_the_user_sees_the_specific_messages() -> None:
     """§7.1: the messages of `errors`, each with its field and what is wrong (§7.5); the general one if none."""
     shown = {
@@ -104,6 +112,8 @@ def test_the_user_sees_the_specific_messages() -> None:
     error = NotCreatedError("general", error_code=22, errors=[BUSY, ErrorDetail("otro")])
     assert error.user_messages == (BUSY.message, "otro")
     assert str(error) == f"[22] {BUSY.message}; otro"
+    failed = ValidationFailedError("general", error_code=800, errors=[AMOUNT])
+    assert failed.user_messages == ("Amount: is not the sum; is negative",)
     for details in ((), (ErrorDetail(""), ErrorDetail("", 2061))):
         general = RefusedError("general", errors=details)
         assert (general.user_messages, str(general)) == (("general",), "general")

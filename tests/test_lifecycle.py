@@ -193,6 +193,15 @@ def test_the_end_of_a_reversal_is_about_its_own_transaction() -> None:
     assert advance(paid, Reversed(at=2.0), paid).state is REVERSED
 
 
+@pytest.mark.parametrize("kind", [ReversalNotSent, ReversalRefused])
+def test_the_end_of_an_earlier_reversal_ends_no_later_one(kind: type[Event]) -> None:
+    """That one is on its way: called paid, it would be given back once more."""
+    later = attrs.evolve(at_state(REVERSING), expires_at=500.0)
+    with pytest.raises(TransitionError, match="an earlier request to give it back"):
+        advance(later, kind(at=2.0), attrs.evolve(later, expires_at=400.0))
+    assert advance(later, kind(at=2.0), later).state is ACCEPTED
+
+
 @pytest.mark.parametrize("state", [ACCEPTED, REVERSING])
 def test_a_report_from_before_a_payment_gives_it_back_in_no_state(state: State) -> None:
     """It was asked for when the ask was open, and came late; one that was asked for since does."""
@@ -333,6 +342,13 @@ def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
     with pytest.raises(TransitionError, match="is not this one's"):
         advance(bound, EXAMPLES[kind])
     assert advance(bound, kind(at=2.0)).transaction_id == 7
+
+
+def test_a_declined_card_of_a_form_is_no_candidate_any_more() -> None:
+    """It was queried, and is not what pays the form; the other may be."""
+    heard = attrs.evolve(at_state(UNKNOWN), kind="form", candidate_ids=(8, 9))
+    after = advance(heard, FoundCancelled(at=2.0, transaction_id=8))
+    assert (after.transaction_id, after.candidate_ids) == (None, (9,))
 
 
 def test_a_pending_report_ends_no_window_early() -> None:

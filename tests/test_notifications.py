@@ -27,8 +27,9 @@ from fake_service import (
     sale,
     selling,
 )
-from payclient.notifications import is_notification_key
-from payclient.profile import StatusProfile
+from payclient.errors import InvalidNotificationError
+from payclient.notifications import is_notification_key, parse_return
+from payclient.profile import ReturnProfile, StatusProfile
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
 EXPECTED = hint()
@@ -241,6 +242,25 @@ def test_what_is_no_external_notification_is_refused(body: bytes) -> None:
     with pytest.raises(payclient.InvalidNotificationError) as caught:
         payclient.parse_external_notification(body)
     assert "order-17" not in str(caught.value)
+
+
+class Arguments(dict[str, Any]):
+    """A query as Flask has it: `items` gives the first value of each name."""
+
+    def getlist(self, name: str) -> Any:
+        return self[name]
+
+
+def test_what_a_browser_brings_back_is_read_by_the_profiles_names() -> None:
+    """In any letter case; the service's come after the address's own."""
+    names = ReturnProfile(transaction_id="Id", client_transaction_id="ClientTransactionId", message="Msg")
+    back = parse_return(Arguments({"id": ["7", "8"], "clienttransactionid": ["cart-1"]}), names)
+    assert (back.transaction_id, back.client_transaction_id, back.unusable) == (8, "cart-1", False)
+    assert parse_return("ID=0&MSG=denied", names, "cart-1").unusable
+    with pytest.raises(InvalidNotificationError, match="registered domain"):
+        parse_return("msg=denied", names)
+    with pytest.raises(InvalidNotificationError, match="another form"):
+        parse_return("id=7&clientTransactionId=cart-2", names, "cart-1")
 
 
 def test_each_receipt_is_acknowledged() -> None:

@@ -59,7 +59,7 @@ by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
 state_field = "transactionStatus"
 states = { Pending = "Pendiente", Approved = "Aceptado", Canceled = "Cancelado" }
 code_field = "statusCode"
-codes = { 1 = "Pendiente", 2 = "Cancelado", 3 = "Aceptado" }
+codes = { 1 = "Pendiente", 2 = "Cancelado", 3 = "Aceptado", -1 = "Cancelado" }
 
 [confirm]
 path = "/api/button/V2/Confirm"
@@ -95,7 +95,7 @@ RETURNED: dict[str, Any] = {"transaction_id": "id", "client_transaction_id": "cl
 TABLES = {"status": STATUS, "confirm": CONFIRM, "cancel": UNDO, "reverse": UNDO, "returned": RETURNED}
 
 NO_TEXTS: list[Any] = ["", 5]
-NO_SECONDS: list[Any] = [0, -1, float("nan"), float("inf"), True, "300", [300], {}, 10**400]
+NO_SECONDS: list[Any] = [0, -1, float("nan"), float("inf"), True, "300", [300], {}, 10**400, 2e9]
 NO_NAMES: list[Any] = ["", "with blank", "a\n", "1a", 5, True, ["a"], "x" * 65, 'a"b']
 NO_CODES: list[Any] = [23, "23", ["23"], [True], [2.0], [[23]], {"a": 1}, None]
 NO_PATHS: list[Any] = [5, "", "c", "/c?x=1", "/c/{transaction_id}", "https://evil.example/c", "/c\n"]
@@ -212,6 +212,7 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
     assert as_toml(profile) == tomllib.loads(COMPLETE)
     assert profile.status is not None
     assert profile.status.codes[3] == "Aceptado", "numbers, which are no keys in TOML"
+    assert profile.status.codes[-1] == "Cancelado"
     assert profile.reverse == UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
 
 

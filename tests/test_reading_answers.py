@@ -63,7 +63,8 @@ HTML = "<html></html>"
 #: By row of the table: statuses, bodies, what they are.
 TABLE: list[tuple[list[int], list[str | bytes], str]] = [
     # One strict id on 2xx, and no errorCode.
-    ([200, 201, 299], [CREATED, f'{{{ID}, "errorCode": null}}'], "created 5"),
+    ([200, 201, 299], [CREATED, f'{{{ID}, "errorCode": null}}', f'{{{ID}, "clientTransactionId": null}}'],
+     "created 5"),
     ([200], [
         f'{{{ID}, "message": null, "extra": [1], "note": "\\u00f3"}}', f"\ufeff{CREATED}", '{"transaction\\u0049d": 5}',
         f' \n{{"clientTransactionId": "order-17", {ID}}}\n', f'{{{ID}, "inner": {{{ID}, "errorCode": 5}}}}',

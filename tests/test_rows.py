@@ -5,6 +5,7 @@ import csv
 import datetime
 import io
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -719,6 +720,30 @@ def test_a_hidden_sheet_is_not_read(tmp_path: Path) -> None:
         assert [each.client_transaction_id for each in read_file(path, TYPED).requests] == ["k"]
         with pytest.raises(InvalidRequestError, match="--sheet old: has no such sheet"):
             read_file(path, attrs.evolve(TYPED, sheet="old"))
+
+
+def test_a_byte_order_mark_says_more_than_an_option(read: Read) -> None:
+    """Of several files under one command, each may be another's."""
+    text = "\ufeffclave;telefono;amount_without_tax;reference\nk;0984111222;500;Ñandú\n"
+    columns = {KEY: "clave", "phone_number": "telefono"}
+    file = read(text, columns=columns, constants=FIXED, encoding="cp1252")
+    assert [each.reference for each in file.requests] == ["Ñandú"]
+
+
+def test_an_empty_text_of_json_is_a_text(read: Read) -> None:
+    """Null is left out; in a table an empty cell is."""
+    line = {"phone_number": "0984111222", **FIXED, "tip": 1, KEY: "k", "reference": "", "store_id": None}
+    (request,) = read(json.dumps(line), name="rows.jsonl").requests
+    assert (request.reference, request.store_id) == ("", None)
+
+
+def test_a_file_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
+    """Before it is read."""
+    path = tmp_path / "rows.csv"
+    path.touch()
+    os.truncate(path, (256 << 20) + 1)  # holes
+    with pytest.raises(InvalidRequestError, match="is larger than 256 MB"):
+        read_file(path, TYPED)
 
 
 @pytest.mark.parametrize("name", ["RANDBETWEEN(1,99)", '"2026-"&amp;TEXT(TODAY(),"mm")&amp;B2', "A9&amp;B2"])

@@ -482,6 +482,19 @@ async def test_token_callable_whose_task_others_cancel_is_asked_again() -> None:
     assert fake.tokens == ["Bearer first"]
 
 
+async def test_a_token_callable_that_others_cancel_gives_nothing_in_time() -> None:
+    """And not a `CancelledError`, which would end its caller's task without a word."""
+    session, before = (
+        session_over(Scripted(CREATED), Tokens("first", go=asyncio.Event())),
+        asyncio.all_tasks(),
+    )
+    call = asyncio.create_task(session.ensure_token())
+    await turns()
+    for task in asyncio.all_tasks() - before - {call}:
+        task.cancel()
+    await error_of(NotSentError, call, "no token was given in time")
+
+
 @pytest.mark.parametrize("query", [True, False], ids=["status", "confirm"])
 @pytest.mark.parametrize("who", [WHO, HttpResponse(401)], ids=["", "without a body"])
 async def test_status_after_a_401(query: bool, who: HttpResponse) -> None:

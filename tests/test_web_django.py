@@ -98,6 +98,21 @@ async def test_a_tracker_that_does_not_open_stops_the_server() -> None:
             assert sent == [{"type": "lifespan.startup.failed", "message": said}]
 
 
+async def test_a_tracker_that_does_not_close_is_named_at_the_end() -> None:
+    """The server was up: it is the end that failed."""
+
+    @asynccontextmanager
+    async def failing() -> AsyncIterator[payclient.Tracker]:
+        async with tracking(FakeService()) as tracker:
+            yield tracker
+        raise OSError("secret")
+
+    async with lifespan(TrackerApplication(get_asgi_application(), failing)) as sent:
+        pass
+    assert [one["type"] for one in sent] == ["lifespan.startup.complete", "lifespan.shutdown.failed"]
+    assert "secret" not in repr(sent)
+
+
 async def test_without_lifespan_or_asgi_it_says_what_to_do() -> None:
     """daphne sends none; a WSGI request has a loop of its own."""
     with pytest.raises(payclient.UsageError, match="uvicorn"):

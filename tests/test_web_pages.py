@@ -232,6 +232,14 @@ async def test_the_page_offers_another_way(pending: payclient.PendingSale) -> No
     assert "<a " not in waiting_page(pending, "/s").body.decode()
 
 
+async def test_the_time_left_has_two_digits_of_seconds(service: FakeService) -> None:
+    """Without JavaScript it stands there as it is."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(56)
+        assert '<b id="clock" role="timer">4:04</b>' in waiting_page(pending, "/s").body.decode()
+
+
 async def test_what_cannot_be_a_page(pending: payclient.PendingSale) -> None:
     """The route is the app's own, the other way an address, and the language one of two."""
     for address in ("javascript:x", "//evil.example/s"):

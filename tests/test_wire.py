@@ -278,7 +278,8 @@ def test_each_answer_to_a_prepare_is_one_of_three(status: int, body: Any, kind: 
         *((link, None, False) for link in (
             "http://pay.example/", "http://10.0.0.1/", "//pay.example/", "/x", "javascript:alert(1)", "https://",
             "https:///x", "https://[x/", "https://a@pay.example/", "https://pay.example\\@evil.example/",
-            "https://pay.example:x/", "https://pay.example/a b", "https://pay.example/\n", "https://pay.exámple/",
+            "https://pay.example\\.evil.example/", "https://pay.example:x/", "https://pay.example/a b",
+            "https://pay.example/\n", "https://pay.exámple/",
             "https://pay.example:99999/")),
         ("https://PAY.example/x", {"pay.example"}, True), ("https://evil.example/x", {"pay.example"}, False),
         ("https://pay.example.evil.example/x", {"pay.example"}, False),

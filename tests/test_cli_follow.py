@@ -156,6 +156,13 @@ async def test_signals_are_handled_while_a_command_waits(is_ignored: bool) -> No
             signal.signal(number, handler)
     assert heard == ["interrupt", "terminate", *(() if is_ignored else ("terminate",))]
 
+    async def wait() -> list[object]:
+        with handled(print, print):
+            return [signal.getsignal(number) for number in before]
+
+    # A thread other than the main one may handle none.
+    assert await asyncio.to_thread(asyncio.run, wait()) == list(before.values())
+
 
 def in_pipe(reader: int) -> int:
     """How many bytes a pipe holds."""

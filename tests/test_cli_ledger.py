@@ -32,7 +32,6 @@ from payclient.cli.transaction import show_changes
 from payclient.events import (
     Conflicted,
     Created,
-    DecidedAccepted,
     DecidedCancelled,
     DecidedRefused,
     Event,
@@ -41,6 +40,7 @@ from payclient.events import (
     Expired,
     FoundAccepted,
     FoundPending,
+    Listed,
     Lost,
     Notified,
     Refused,
@@ -442,7 +442,7 @@ def test_export(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[b
         await ledger.permit(fresh("=cmd()"))
         refused = Refused(at=NOW, error_type="X", error_code=-1, messages=("@no", "[red]ñ[/]"))
         await ledger.apply(fresh("=cmd()"), refused)
-        for attempt, (kind, actor) in enumerate(((DecidedRefused, "+bob"), (DecidedAccepted, "eva")), 1):
+        for attempt, (kind, actor) in enumerate(((DecidedRefused, "+bob"), (Listed, "eva")), 1):
             record = attrs.evolve(fresh("twice"), attempt=attempt)
             await ledger.permit(record)
             lost = await ledger.apply(record, Lost(at=NOW, expires_at=NOW + 330))

@@ -5,7 +5,9 @@ import datetime
 import json
 import random
 import re
+import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +63,7 @@ BACK, AGAIN = entry(-1150, line=3), entry(line=3)
         (State.ACCEPTED, [entry(), entry(line=3, currency="EUR")], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), entry(line=3, is_read=False)], Class.AMOUNTS_DIFFER),
         (State.ACCEPTED, [entry(), BACK], Class.GIVEN_BACK),
+        (State.ACCEPTED, [entry(), AGAIN, entry(-1150, line=4)], Class.AGREED),
         (State.ACCEPTED, [BACK], Class.GIVEN_BACK),
         (State.ACCEPTED, [entry(), entry(-150, line=3)], Class.GIVEN_BACK),
         (State.REVERSED, [entry(), BACK], Class.AGREED),
@@ -358,8 +361,24 @@ def test_an_amount_that_was_given_back_is_never_taken_for_paid(
     returned = [*MAP, "--returned", "Reversado", "--resolve", "--actor", "Ana", "--yes"]
     assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{back};Reversado")), *returned]) == 3
     assert month.get("order-unknown").state == "unknown", "said twice it is no payment"
+    assert main(["reconcile", str(file), *returned, "--paid", "Reversado"]) == 3
+    statement(file, "order-unknown;1/1;11,50;Reversado")
+    assert main(["reconcile", str(file), *returned, "--paid", "Reversado"]) == 3
+    assert month.get("order-unknown").state == "unknown", "nor is what may mean either"
     for odd in ("(11,50", "11,50)", "--11,50", "-1 1,50", "-(11,50)", "-11,50-"):
         assert main(["reconcile", str(statement(file, f"order-unknown;1/1;{odd};Aceptado")), *MAP]) == 2
+
+
+def test_a_minus_sign_may_be_a_true_one(month: Book, tmp_path: Path) -> None:
+    """As a word processor or a bank writes it; and the mark of the amounts may be given."""
+    file = tmp_path / "enero.csv"
+    lines = "rent-1;\N{MINUS SIGN}1.150,00\nrent-2;1.150\n"
+    file.write_text(f"client_transaction_id;amount\n{lines}", encoding="utf-8")
+    report = tmp_path / "r.csv"
+    main(["reconcile", str(file), "--report", str(report), "--decimal-mark", ","])
+    with report.open(encoding="utf-8-sig", newline="") as rows:
+        there = {row["client_transaction_id"]: row["there"] for row in csv.DictReader(rows, delimiter=";")}
+    assert (there["rent-1"], there["rent-2"]) == ("-115000", "115000")
 
 
 def test_a_hostile_currency_is_no_markup(month: Book, tmp_path: Path, capfd: Said) -> None:
@@ -442,14 +461,35 @@ def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path
     assert main([*arguments, "--since", "2024-01-31"]) == 0
 
 
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose day is another than that of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "JST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
 def test_the_days_are_whole(month: Book, tmp_path: Path) -> None:
-    """Of this machine's clock, the first and the last included."""
+    """Of this machine's clock, the first and the last included; what is listed is compared whenever it was."""
     file = statement(tmp_path / "enero.csv", "rent-9;1/1;1,50;Reversado")
     decided_at = month.get("rent-1").decided_at or 0.0
     day = datetime.datetime.fromtimestamp(decided_at, datetime.UTC).astimezone().date()
     before, after = day - datetime.timedelta(1), day + datetime.timedelta(1)
     for since, until, code in ((day, day, 3), (before, before, 0), (after, after, 0)):
         assert main(["reconcile", str(file), *MAP, "--since", str(since), "--until", str(until)]) == code
+    statement(file, "rent-1;1/1;11,50;Aceptado")
+    assert main(["reconcile", str(file), *MAP, "--since", str(after)]) == 0
+
+
+def test_the_settings_of_a_charge_are_not_those_of_a_comparison(month: Book, tmp_path: Path) -> None:
+    """Their names are the same: a statement's result would replace the report of the charges."""
+    (tmp_path / "payclient.toml").write_text('report = "cobros.csv"\namounts = "cents"\n')
+    file = statement(tmp_path / "enero.csv", "rent-1;1/1;11,50;Aceptado")
+    assert main(["reconcile", str(file), *MAP]) == 3
+    assert not (tmp_path / "cobros.csv").exists()
 
 
 def test_lines_of_json_have_whole_cents(month: Book, tmp_path: Path) -> None:

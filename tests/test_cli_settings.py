@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cli_runs import TOKEN, Said, Service, rows_of, write_csv
@@ -213,6 +214,13 @@ def test_a_batch_of_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "--batch rent: no payclient.toml was found; nothing was sent" in capfd.readouterr().err
 
 
+def test_a_rate_of_none_is_no_rate(tmp_path: Path, capfd: Said) -> None:
+    """Nothing would ever be sent."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("rate", 1))
+    assert main(["charge", str(file), "--dry-run", "--rate", "0"]) == 2
+    assert "--rate" in capfd.readouterr().err
+
+
 def test_a_token_that_cannot_be_is_found_by_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
@@ -231,6 +239,7 @@ def test_a_token_that_cannot_be_is_found_by_a_dry_run(
 @pytest.mark.parametrize(
     ("ledger", "shown"),
     [
+        ("sqlite:charges.db", f"sqlite:{Path.cwd() / 'charges.db'}"),
         ("postgresql://shop:geheim@db/shop", "postgresql://shop:***@db/shop"),
         ("postgres:shop:geheim@db/shop", "***@db/shop"), ("postgresql:/shop:gehe@im@db/shop", "***@db/shop"),
         ("sqlite:/x/charges.db", "sqlite:/x/charges.db"), ("memory:", "memory:"), (None, ""),
@@ -254,6 +263,7 @@ def test_a_run_lasts_as_long_as_its_customers_are_busy() -> None:
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 3) > 600
     assert Limits(wait=2.0).longest(DOCUMENT, 3, 1) < 10
     assert Limits().longest(PAYPHONE, 1, 1) > 300 + sum(FINAL_QUERY_DELAYS)
+    assert Limits().longest(attrs.evolve(PAYPHONE, sale_window=3.0), 1, 1) < 10
     assert Limits(wait=9e4).longest(DOCUMENT, 3, 3) == Limits().longest(DOCUMENT, 3, 3), (
         "a sale ends before that"
     )

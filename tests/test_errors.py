@@ -12,6 +12,7 @@ from payclient import errors
 from payclient.errors import (
     ErrorDetail,
     InvalidRequestError,
+    LedgerError,
     NotCreatedError,
     OutcomeUnknownError,
     PayError,
@@ -92,6 +93,15 @@ def test_everything_survives_pickling_and_copying(kind: type[PayError], clone: A
         assert (str(twin), twin.args) == (str(error), error.args)
     assert filled(kind).client_transaction_id == "order-17"
     assert kind().client_transaction_id is None
+
+
+def test_an_error_that_is_named_keeps_where_it_came_from() -> None:
+    """It is a copy, since others may be given the error, too."""
+    with pytest.raises(LedgerError) as caught:
+        raise LedgerError("gone")
+    named = errors.named_error(caught.value, "order-17")
+    assert (named.client_transaction_id, caught.value.client_transaction_id) == ("order-17", None)
+    assert named.__traceback__ is caught.value.__traceback__ is not None
 
 
 def test_an_open_purchase_is_pickled_without_its_sale() -> None:

@@ -357,6 +357,15 @@ def prepared(wallet_link_field: str | None = None, **links: str) -> PrepareResul
     return PrepareResult(payment_id="p", links=FormLinks(links), wallet_link_field=wallet_link_field)
 
 
+def test_no_result_shows_what_others_may_not_know() -> None:
+    """A payment id may be what the links are made of, and a reason is the service's own text."""
+    form = PrepareResult(payment_id="geheim", links=FormLinks({}), raw={"paymentId": "geheim"})
+    declined = StatusReport(
+        state="Cancelado", reason="geheim", receipt={"date": "geheim"}, raw={"a": "geheim"}
+    )
+    assert "geheim" not in repr(form) + repr(declined)
+
+
 def test_links_are_read_by_their_names() -> None:
     """§2.6: the wallet's carries the brand: the only other, or the one that the profile names; it is not guessed."""
     result = prepared(payWithCard="https://c", payWithBrand="https://w")

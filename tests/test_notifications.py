@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlencode
 
@@ -68,10 +69,10 @@ def test_both_ids_are_read_however_they_are_delivered(delivery: dict[str, object
             "id=1000", "clientTransactionID=order-17", "id=0&clientTransactionID=a", "id=-1&clientTransactionID=a",
             "id=01&clientTransactionID=a", "id=1.0&clientTransactionID=a", "id=٣&clientTransactionID=a",
             "id=9223372036854775808&clientTransactionID=a", "id=1&id=2&clientTransactionID=a",
-            "id=1&clientTransactionID=a&clientTransactionId=b", "id=1&clientTransactionID=%20",
-            "id=1&clientTransactionID=a%0Ab",
+            "id=&id=1&clientTransactionID=a", "id=1&clientTransactionID=a&clientTransactionId=b",
+            "id=1&clientTransactionID=%20", "id=1&clientTransactionID=a%0Ab",
             "id=1&clientTransactionID=%FF", "id=1&clientTransactionID=" + "a" * 9000,
-            "&".join(f"a{n}=1" for n in range(60)))),
+            "id=1&clientTransactionID=a&" + "&".join(f"a{n}=1" for n in range(60)))),
         *({"body": body} for body in (
             urlencode(IDS | {"more": "x" * 9000}).encode(), b'{"id": true, "clientTransactionID": "a"}',
             b'{"id": 1, "clientTransactionID": true}', b'{"id": 1.5, "clientTransactionID": "a"}')),
@@ -242,6 +243,20 @@ def test_what_is_no_external_notification_is_refused(body: bytes) -> None:
     with pytest.raises(payclient.InvalidNotificationError) as caught:
         payclient.parse_external_notification(body)
     assert "order-17" not in str(caught.value)
+
+
+def test_what_is_as_large_as_it_may_be_is_read() -> None:
+    """8 KiB of query and body together, and a secret of 16 bytes; one more, or less, is refused."""
+    given = urlencode(IDS)
+    for more, good in ((8192, True), (8193, False)):
+        delivery: dict[str, Any] = {"query": given, "body": b" " * (more - len(given))}
+        with nullcontext() if good else pytest.raises(InvalidNotificationError, match="too large"):
+            assert payclient.parse_notification(**delivery) == EXPECTED
+    for secret, good in ((b"x" * 16, True), (b"x" * 15, False)):
+        with (
+            nullcontext() if good else pytest.raises(payclient.ConfigurationError, match="at least 16 bytes")
+        ):
+            payclient.notification_url("https://shop.example/notify", "order-17", secret)
 
 
 class Arguments(dict[str, Any]):

@@ -722,6 +722,40 @@ def test_a_hidden_sheet_is_not_read(tmp_path: Path) -> None:
             read_file(path, attrs.evolve(TYPED, sheet="old"))
 
 
+def test_the_same_amount_of_another_currency_is_not_the_same(read: Read) -> None:
+    """It is no charge that somebody may have listed twice."""
+    lines = "".join(f"k-{each};0984111222;500;{each}\n" for each in ("USD", "EUR"))
+    file = read(
+        f"clave;telefono;amount_without_tax;currency\n{lines}",
+        columns={KEY: "clave", "phone_number": "telefono"},
+        constants={"country_code": "593"},
+    )
+    assert (len(file.requests), file.doubles) == (2, [])
+
+
+def test_each_row_of_an_equal_key_names_others(read: Read) -> None:
+    """Five of them, and that there are more."""
+    lines = "".join(f"k;098411122{number};500\n" for number in range(8))
+    columns = {KEY: "clave", "phone_number": "telefono"}
+    file = read(f"clave;telefono;amount_without_tax\n{lines}", columns=columns, constants=FIXED)
+    assert errors_of(file)[0] == "line 2, clave: is the same as in lines 3, 4, 5, 6, 7, ..."
+    assert errors_of(file)[-1] == "line 9, clave: is the same as in lines 2, 3, 4, 5, 6, ..."
+
+
+@pytest.mark.parametrize("delimiter", ["\r", "\n", '"', "\0", ";;", ""])
+def test_a_delimiter_is_one_character_between_cells(delimiter: str) -> None:
+    """What ends a line or holds a cell is none."""
+    with pytest.raises(ConfigurationError, match="the delimiter must be one character"):
+        Format(delimiter=delimiter)
+
+
+def test_of_several_totals_the_last_is_that_of_all(read: Read) -> None:
+    """A subtotal above it is one of some rows."""
+    text = "clave;telefono;valor\na;0987000031;3,50\nb;0987000032;1,50\nSubtotal;;1,50\nTotal;;5,00\n"
+    file = read(text, **attrs.asdict(FOUND))
+    assert (file.total_lines, file.total_faults) == ([4, 5], [])
+
+
 def test_a_byte_order_mark_says_more_than_an_option(read: Read) -> None:
     """Of several files under one command, each may be another's."""
     text = "\ufeffclave;telefono;amount_without_tax;reference\nk;0984111222;500;Ñandú\n"
@@ -845,6 +879,17 @@ def test_a_hidden_row_is_not_charged_without_a_word(tmp_path: Path) -> None:
     assert left[1].startswith("n-1,0987000031,25.5,")
 
 
+def test_a_row_is_hidden_however_it_is_written(tmp_path: Path) -> None:
+    """A flag of XML is 1 or true, by the program that writes it."""
+    path = sheet(tmp_path / "a.xlsx", SHEET[:3], *([f"n-{n}", f"098700003{n}", 25.5] for n in range(2)))
+    rewritten(
+        path,
+        "xl/worksheets/sheet1.xml",
+        lambda text: text.replace(b'<row r="2"', b'<row hidden="true" r="2"'),
+    )
+    assert [row.key for row in read_file(path, TYPED).rows if row.request] == ["n-1"]
+
+
 def test_a_spreadsheet_that_is_saved_anew_meanwhile_is_read_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -964,6 +1009,7 @@ def test_a_dollar_sign_is_not_that_of_every_currency(read: Read, currency: str, 
         ("+593 98 700 0031", "0987000031"), ("+593 (0)98-700-0031", "0987000031"), ("00593987000031", "0987000031"),
         ("098 700 0031", "0987000031"), ("98700003", None), ("098700003", None), ("09870000311", None),
         ("+51 987000031", None), ("0098700003", None), ("+0987000031", None), ("098700003a", None),
+        ("0987000031a", None),
     ],
 )  # fmt: skip
 def test_one_customer_is_one_customer(read: Read, phone: str, found: str | None) -> None:

@@ -359,6 +359,24 @@ async def test_a_transport_that_repeats_by_itself_sends_once() -> None:
     assert sent == ["/api/Sale", "/api/Reverse"]
 
 
+async def test_what_is_cancelled_within_a_task_that_cleans_up_is_an_error() -> None:
+    """The task was cancelled before: that it ends at once, as if it were again, would leave its charge unrecorded."""
+
+    outcome = list[type[BaseException] | None]()
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            outcome.append((await ended(session_over(Scripted(asyncio.CancelledError())).sale(SALE)))[0])
+
+    task = asyncio.create_task(clean_up())
+    await turns()
+    task.cancel()
+    await error_of(asyncio.CancelledError, task)
+    assert outcome == [OutcomeUnknownError]
+
+
 async def test_a_connection_that_may_bring_a_second_answer_is_closed() -> None:
     """That of an answer without a result, before anything else is sent; that of a result is kept."""
     happened = list[str]()

@@ -98,6 +98,7 @@ def test_a_link_that_is_not_live_is_not_handed_out() -> None:
     (button,) = read_page(page).of("a")
     assert button["href"] == "/cart?x=1&y=2"
     assert page.headers["Referrer-Policy"] == "origin"
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
     assert_policy_fits(page)
     assert read_page(redirect_page(link(), "en", now=1600.0)).of("a") == []
     assert redirect_page(link(), now=1599.9).status == 200
@@ -188,6 +189,7 @@ async def test_a_response_goes_by_the_trackers_clock_and_hosts(framework: Any) -
         alive, dead = await asking("GET", "/form/599"), await asking("GET", "/form/600")
     assert (alive.status, alive.headers["referrer-policy"]) == (200, "origin")
     assert escape(URL).encode() in alive.body
+    assert [each["referrerpolicy"] for each in Read(alive.body.decode()).of("a")] == ["origin"]
     assert (dead.status, b'href="/cart"' in dead.body, b"pay.example" in dead.body) == (410, True, False)
 
 

@@ -137,6 +137,8 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
     )
     assert caught.value.client_transaction_id == "order-017"
     assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidRequestError, match="timeZone"):
+        encode_sale(sale(time_zone=15), attrs.evolve(DOCUMENT, ranges={"time_zone": (-12, 14)}))
     with pytest.raises(InvalidRequestError) as caught:
         nobody = sale(by_nick_name=True, nick_name="ana", phone_number=None, reference="a secret")
         encode_sale(nobody, attrs.evolve(LIMITS, nick_name_flag="byNickName"))
@@ -282,7 +284,7 @@ def test_each_answer_to_a_prepare_is_one_of_three(status: int, body: Any, kind: 
             "https://pay.example/\n", "https://pay.exámple/",
             "https://pay.example:99999/")),
         ("https://PAY.example/x", {"pay.example"}, True), ("https://evil.example/x", {"pay.example"}, False),
-        ("https://pay.example.evil.example/x", {"pay.example"}, False),
+        ("https://pay.example.evil.example/x", {"pay.example"}, False), ("https://pay.example/x", set(), False),
     ],
 )  # fmt: skip
 def test_a_link_is_safe_or_not(link: str, hosts: set[str] | None, safe: bool) -> None:
@@ -356,6 +358,8 @@ def test_what_names_no_id_may_be_ours() -> None:
         found = decode_status(HttpResponse(200, {}, json.dumps([ours, beside]).encode()), SHOP, "order-17")
         assert found is not None
         assert found.state == state
+    alone = decode_status(HttpResponse(200, {}, json.dumps([others]).encode()), SHOP, "order-17")
+    assert alone is not None, "what names another id alone is no proof that there is nothing"
 
 
 def test_not_found() -> None:

@@ -193,6 +193,27 @@ def test_the_end_of_a_reversal_is_about_its_own_transaction() -> None:
     assert advance(paid, Reversed(at=2.0), paid).state is REVERSED
 
 
+@pytest.mark.parametrize("state", [ACCEPTED, REVERSING])
+def test_another_transaction_that_is_paid_has_its_own_receipt(state: State) -> None:
+    """That of the first would be shown for it."""
+    paid = attrs.evolve(at_state(state), transaction_id=1, expires_at=1.0, receipt='{"date": "first"}')
+    found = FoundAccepted(at=2.0, transaction_id=2, instead_of=1, receipt='{"date": "second"}')
+    after = advance(paid, found)
+    assert (after.state, after.transaction_id, after.receipt) == (ACCEPTED, 2, '{"date": "second"}')
+
+
+def test_what_was_named_meanwhile_is_queried_before_anything_is_called_unpaid() -> None:
+    """The report was made before; what a person decides settles what was named so far."""
+    seen = attrs.evolve(at_state(UNKNOWN), candidate_ids=(8,))
+    named = attrs.evolve(seen, candidate_ids=(8, 9))
+    for event in (FoundCancelled(at=2.0), ProvenAbsent(at=2.0)):
+        with pytest.raises(TransitionError, match="named meanwhile"):
+            advance(named, event, seen)
+        assert advance(named, event, named).state in (CANCELLED, REFUSED)
+    decided = advance(named, DecidedCancelled(at=2.0, actor="Ana", reason="seen"))
+    assert (decided.state, decided.candidate_ids) == (CANCELLED, ())
+
+
 @pytest.mark.parametrize("kind", [ReversalNotSent, ReversalRefused])
 def test_the_end_of_an_earlier_reversal_ends_no_later_one(kind: type[Event]) -> None:
     """That one is on its way: called paid, it would be given back once more."""

@@ -34,6 +34,7 @@ from fake_service import (
     when,
 )
 from payclient.batch import charge_all
+from payclient.clock import SystemClock, within
 from payclient.events import DecidedAccepted, DecidedRefused, Evidence, Recovered
 from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
@@ -811,3 +812,13 @@ async def test_what_every_check_of_a_paid_sale_says_is_noted_once(service: Withh
             await service.clock.advance(5)
             assert (await in_turns(pending.check())).paid is True
         assert (await events_of(service.ledger)).count("Conflicted") == 1
+
+
+async def test_work_that_others_cancel_is_late() -> None:
+    """A `CancelledError` would end the caller's task, which nobody has cancelled."""
+    work = asyncio.get_running_loop().create_future()
+    call = asyncio.create_task(within(SystemClock(), 60.0, work))
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(TimeoutError):
+        await call

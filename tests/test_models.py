@@ -5,6 +5,7 @@ import pickle
 import unicodedata
 from collections.abc import Callable
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -355,6 +356,16 @@ def test_the_quick_check_knows_each_control_character() -> None:
 
 def prepared(wallet_link_field: str | None = None, **links: str) -> PrepareResult:
     return PrepareResult(payment_id="p", links=FormLinks(links), wallet_link_field=wallet_link_field)
+
+
+def test_a_member_of_an_enum_is_its_value() -> None:
+    """And not its name, as which it may format: it stands in an address of a query, too."""
+
+    class Order(str, Enum):  # noqa: UP042 - a StrEnum formats as its value
+        FIRST = "order-17"
+
+    request = SaleRequest(**SALE | {"client_transaction_id": Order.FIRST})
+    assert f"{request.client_transaction_id}" == "order-17"
 
 
 def test_no_result_shows_what_others_may_not_know() -> None:

@@ -764,6 +764,15 @@ def test_a_byte_order_mark_says_more_than_an_option(read: Read) -> None:
     assert [each.reference for each in file.requests] == ["Ñandú"]
 
 
+def test_a_flag_of_a_table_is_true_or_false(read: Read) -> None:
+    """As written; a word such as yes may mean another thing."""
+    for cell, good in (("true", True), ("TRUE", False), ("1", False), ("si", False)):
+        text = f"client_transaction_id;nick_name;tip;by_nick_name\nk;ana;5;{cell}\n"
+        file = read(text, profile=PAYPHONE, constants=FIXED)
+        said = [error for error in errors_of(file) if "must be true or false" in error]
+        assert bool(said) is not good
+
+
 def test_an_empty_text_of_json_is_a_text(read: Read) -> None:
     """Null is left out; in a table an empty cell is."""
     line = {"phone_number": "0984111222", **FIXED, "tip": 1, KEY: "k", "reference": "", "store_id": None}

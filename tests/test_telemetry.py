@@ -147,6 +147,7 @@ async def test_a_query_that_a_caller_makes_has_no_parent(exported: Exported) -> 
             await (await tracker.sale(sale())).check()
     (query,) = [span for span in exported.spans() if span.name == "GET status"]
     assert query.parent is None
+    assert (query.end_time - query.start_time) / 1e9 == pytest.approx(told[1].seconds, abs=1e-5)
     assert [each.operation for each in told] == ["sale", "status"]
 
 

@@ -47,7 +47,8 @@ def test_a_meta_comes_after_the_header() -> None:
     """It spoils a good header and mends a bad one; words from before the standard count."""
     assert "<meta name=referrer>" in faults('<META NAME="Referrer" content="no-referrer">', "origin")[0]
     assert "<meta name=referrer>" in faults('<meta name="referrer" content="never">')[0]
-    assert faults('<meta name="referrer" content="origin">', "same-origin") == []
+    for word in ("origin", "always", "default", "origin-when-crossorigin"):
+        assert faults(f'<meta name="referrer" content="{word}">', "same-origin") == []
     assert faults('<meta name="referrer" content="nonsense">', "origin") == []
 
 

@@ -362,6 +362,12 @@ def test_what_names_no_id_may_be_ours() -> None:
     assert alone is not None, "what names another id alone is no proof that there is nothing"
 
 
+def test_an_array_that_nobody_means_is_not_read() -> None:
+    """A thousand transactions of one id are the most."""
+    assert report(200, [entry(5, "Approved")] * 1000).state == "Aceptado"
+    assert type(report(200, [entry(5, "Approved")] * 1001)) is Unknown
+
+
 def test_not_found() -> None:
     """An empty array, or one of the profile's codes; a gateway's error, or two things said at once, prove nothing."""
     assert report(200, []) is None

@@ -25,7 +25,7 @@ from cli_runs import (
     wait_until,
     write_csv,
 )
-from payclient.cli import main, plan
+from payclient.cli import main, plan, tables
 from payclient.cli.page import RunPage
 from payclient.cli.report import Carried, Line, Report, Tally
 from payclient.cli.tables import csv_line
@@ -432,3 +432,11 @@ def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None
     (tmp_path / "there").rmdir()
     with pytest.raises(ConfigurationError, match="cannot be written"):
         lost.begin()
+
+
+def test_a_report_whose_last_row_was_cut_is_read_without_it(tmp_path: Path) -> None:
+    """As by a crash; and a text that no file takes is written all the same."""
+    report = tmp_path / "report.csv"
+    report.write_text("client_transaction_id,state,paid\na,accepted,true\nb,acc")
+    assert [row["client_transaction_id"] for row in tables.read_report(report, "state", "paid")] == ["a"]
+    assert tables.row_bytes(".jsonl", {"message": "\udce9"}) == b'{"message": "?"}\n'

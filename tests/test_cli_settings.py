@@ -13,7 +13,7 @@ from cli_runs import TOKEN, Said, Service, rows_of, write_csv
 from payclient import DOCUMENT, PAYPHONE
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
-from payclient.cli.settings import Limits, location_of
+from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.schedule import FINAL_QUERY_DELAYS
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -217,8 +217,9 @@ def test_a_batch_of_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_rate_of_none_is_no_rate(tmp_path: Path, capfd: Said) -> None:
     """Nothing would ever be sent."""
     file = write_csv(tmp_path / "charges.csv", rows_of("rate", 1))
-    assert main(["charge", str(file), "--dry-run", "--rate", "0"]) == 2
-    assert "--rate" in capfd.readouterr().err
+    for rate in ("0", "1e9", "1_0", "nan"):
+        assert main(["charge", str(file), "--dry-run", "--rate", rate]) == 2
+        assert "--rate" in capfd.readouterr().err
 
 
 def test_a_token_that_cannot_be_is_found_by_a_dry_run(
@@ -246,8 +247,9 @@ def test_a_token_that_cannot_be_is_found_by_a_dry_run(
     ],
 )  # fmt: skip
 def test_a_ledgers_address_is_shown_without_its_password(ledger: str | None, shown: str) -> None:
-    """Also where it is misspelled."""
+    """Also where it is misspelled, and not by the options either."""
     assert location_of(ledger) == shown
+    assert "geheim" not in repr(ChargeOptions(ledger=ledger))
 
 
 def test_the_simulator_is_no_shop(shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

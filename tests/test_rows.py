@@ -773,6 +773,20 @@ def test_a_flag_of_a_table_is_true_or_false(read: Read) -> None:
         assert bool(said) is not good
 
 
+def test_a_phone_that_lost_its_zero_is_found_beside_the_other_spelling_of_its_country(read: Read) -> None:
+    """+593 is 593; the next number may be somebody else's."""
+    columns = {KEY: "clave", "phone_number": "telefono"}
+    rows = "a;984111222;5;+593\nb;0984111223;5;593\n"
+    file = read(f"clave;telefono;tip;country_code\n{rows}", columns=columns, constants={"currency": "USD"})
+    assert [row.key for row in file.bad] == ["a"]
+
+
+def test_a_mark_is_proven_by_what_only_it_can_read() -> None:
+    """Thousands of the other prove nothing."""
+    assert find_mark(["1,000", "2.50"]) == "."
+    assert find_mark(["1.000", "2,50"]) == ","
+
+
 def test_an_empty_text_of_json_is_a_text(read: Read) -> None:
     """Null is left out; in a table an empty cell is."""
     line = {"phone_number": "0984111222", **FIXED, "tip": 1, KEY: "k", "reference": "", "store_id": None}

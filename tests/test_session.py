@@ -154,6 +154,7 @@ def test_http_goes_through_no_proxy_elsewhere() -> None:
 BAD_TOKENS = [
     "", None, 7, b"secret", "Bearer secret", "bearer secret", "secret\r\nX-Other: 1", "secret\n",
     "secret\x00", "sec ret", " secret", "secret\t", "secretó", "<ACCESS_TOKEN>", "<secret>",
+    "<secret", "secret>",
 ]  # fmt: skip
 
 

@@ -378,7 +378,12 @@ def test_not_found() -> None:
     for status in (200, 404):
         assert type(report(status, {"errorCode": 20} | entry(5, "Approved"))) is RefusedError
     twice = b'{"transactionStatus": "Pending", "transactionStatus": "Approved", "transactionId": 5}'
-    for body in (twice, b"[" + twice + b"]", b'{"errorCode": 20, "errorCode": 5}'):
+    for body in (
+        twice,
+        b"[" + twice + b"]",
+        b'{"errorCode": 20, "errorCode": 5}',
+        b'{"errorCode": 5, "errorCode": 20}',
+    ):
         assert type(report(200, body)) is Unknown
 
 

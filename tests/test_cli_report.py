@@ -27,6 +27,7 @@ from cli_runs import (
 )
 from payclient.cli import main, plan, tables
 from payclient.cli.page import RunPage
+from payclient.cli.progress import next_steps
 from payclient.cli.report import Carried, Line, Report, Tally
 from payclient.cli.tables import csv_line
 from payclient.errors import ConfigurationError
@@ -440,3 +441,19 @@ def test_a_report_whose_last_row_was_cut_is_read_without_it(tmp_path: Path) -> N
     report.write_text("client_transaction_id,state,paid\na,accepted,true\nb,acc")
     assert [row["client_transaction_id"] for row in tables.read_report(report, "state", "paid")] == ["a"]
     assert tables.row_bytes(".jsonl", {"message": "\udce9"}) == b'{"message": "?"}\n'
+
+
+def test_what_was_refused_for_the_moment_is_sent_by_the_same_command() -> None:
+    """And not by --retry refused, which tries again what the service would refuse again."""
+    facts: dict[str, Any] = {"amount": 7, "currency": "USD", "state": "refused", "evidence": "answer"}
+    for passes in (True, False):
+        tally = Tally([Line(client_transaction_id="row-1", passes=passes, **facts)])
+        (step,) = next_steps(tally, "sqlite:charges.db", 3, 300.0)
+        assert ("--retry refused" in step) is not passes
+
+
+def test_a_run_is_shown_in_one_way(tmp_path: Path, capfd: Said) -> None:
+    """Nothing, or objects for a machine."""
+    file = write_csv(tmp_path / "rows.csv", rows_of("quiet", 1))
+    assert main(["charge", str(file), "--dry-run", "--quiet", "--json"]) == 2
+    assert "--quiet and --json: give one of them" in capfd.readouterr().err

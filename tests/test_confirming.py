@@ -136,10 +136,10 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) ->
     assert service.confirms == {5001: 1}
 
 
-def confirm_without_names(service: FakeService, number: int, *, listed: bool = True) -> None:
+def confirm_without_names(service: FakeService, number: int, *, listed: bool = True, **odd: object) -> None:
     """The next confirmation is carried out, and its answer does not say whose payment it is."""
     named = {"clientTransactionId", "amount", "currency"}
-    told = {name: each for name, each in service.sales[number].items() if name not in named}
+    told = {name: each for name, each in service.sales[number].items() if name not in named} | odd
     service.confirmed.add(number)
     service.confirm_scripts = [lambda: answer(200, told)]
     if not listed:
@@ -147,15 +147,17 @@ def confirm_without_names(service: FakeService, number: int, *, listed: bool = T
         service.instead = lambda path: answer(200, others) if "/client/" in path else None
 
 
-@pytest.mark.parametrize("before", [[], ["Reviewing"], ["Pending"]])
+@pytest.mark.parametrize(
+    ("before", "odd"), [([], {}), (["Reviewing"], {}), (["Pending"], {}), ([], {"amount": "1150"})]
+)
 async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(
-    service: FakeService, before: list[str]
+    service: FakeService, before: list[str], odd: dict[str, object]
 ) -> None:
     """The customer had closed the form, so that nobody queried it any more: it was called unpaid for ever."""
     async with prepared(service) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
         service.pay("form-1")
-        confirm_without_names(service, 5001, listed=False)
+        confirm_without_names(service, 5001, listed=False, **odd)
         states = [{"transactionId": 5001, "transactionStatus": each} for each in before]
         service.confirm_scripts[:0] = [partial(answer, 200, each) for each in states]
         await tracker.notify(hint(5001, "form-1"))

@@ -98,10 +98,11 @@ def read_confirmation(
     if report.transaction_id != transaction_id:
         # A proxy may have given it to the wrong request: it settles nothing.
         return conflict(f"confirming transaction {transaction_id} answered another", at), Stage.IN_DOUBT
-    reading = read_form(form, report, at)
+    # A field that cannot be read does not make the payment another's.
+    reading = read_form(form, attrs.evolve(report, unreadable=()), at)
     if reading.conflict is not None:
         return reading, Stage.SETTLED
-    if report.client_transaction_id is None or report.amount is None:
+    if report.unreadable or report.client_transaction_id is None or report.amount is None:
         what = f"confirming transaction {transaction_id} does not say what it confirms"
         stages = {"Aceptado": Stage.NAMELESS, "Cancelado": Stage.SETTLED}
         return conflict(what, at), stages.get(report.state or "", Stage.IN_DOUBT)

@@ -505,6 +505,20 @@ async def test_another_accounts_not_found_frees_no_notified_refusal(service: Acc
         assert (await tracker.sale(sale())).state is State.ACCEPTED
 
 
+async def test_a_notified_refusal_that_no_query_can_find_is_not_called_another_accounts(
+    service: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was queried, and its token is the one in use: the error and a warning spoke of another token."""
+    service.scripts = [refuses(800)]
+    async with tracking(service, service.book, payclient.DOCUMENT) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        await tracker.notify(hint())
+        await error_of(
+            payclient.NotSentError, tracker.sale(sale()), match="notified, and no query can find it"
+        )
+    assert "another token" not in caplog.text
+
+
 async def test_each_refused_attempt_is_believed_under_its_own_token_only(service: Accounts) -> None:
     """A copy of the first was paid; the second, of another account, was named: neither may be sent once more there."""
     for token, script in (("token-1", refuses(22, 2061)), ("token-2", refuses(800))):

@@ -136,15 +136,18 @@ class Refusals:
         return before if is_paid else None
 
     async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
-        """Do what `_find` does. Raises `NotSentError` where that fails, or other credentials leave a doubt."""
-        identifier = before.client_transaction_id
+        """Do what `_find` does. Raises `NotSentError` where that fails, or leaves a doubt."""
+        identifier, is_notified = before.client_transaction_id, any(map(attrgetter("notified_at"), doubted))
+        if is_notified and not _ids_to_query(doubted, self._poller.policy):
+            words = "an earlier attempt may exist: it was notified, and no query can find it"
+            raise NotSentError(words, client_transaction_id=identifier)
         try:
             report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
             why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
             words = f"an earlier attempt may exist, and cannot be queried ({why})"
             raise NotSentError(words, client_transaction_id=identifier) from None
-        doubts = report is not None or any(map(attrgetter("notified_at"), doubted))
+        doubts = report is not None or is_notified
         if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
             found = "not found" if report is None else "found"
             words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"

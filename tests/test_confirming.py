@@ -1813,7 +1813,7 @@ async def test_a_decided_form_is_let_go_of_whoever_decided_it(service: FakeServi
     def kept() -> list[object]:
         gc.collect()
         return [
-            each for each in gc.get_objects() if isinstance(each, ReturnedForm) and each.record.purchase == by
+            each for each in gc.get_objects() if type(each) is ReturnedForm and each.record.purchase == by
         ]
 
     async with tracking(service, profile=PROFILE) as tracker:

@@ -1158,6 +1158,25 @@ async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service:
     assert service.posted == {request.client_transaction_id: 1 for request in rows(5)}
 
 
+async def test_however_many_rows_look_again_at_a_slow_ledger_they_are_sent(service: FakeService) -> None:
+    """Each right after its look, and not once all others have looked, too: then the first look is out of date."""
+
+    async def slow(identifiers: Sequence[str]) -> dict[str, Record]:
+        await sleep(service.clock, 0.1)
+        return await MemoryLedger.get_many(ledger, identifiers)
+
+    async with (
+        tracking(service, ledger := SharedLedger()) as tracker,
+        payclient.charge_all(tracker, rows(100), max_in_flight=1, wait=0) as results,
+    ):
+        with patch.object(ledger, "get_many", slow):
+            reading = asyncio.create_task(all_of(results))
+            await service.clock.advance(30)
+        assert reading.done()
+        assert len(await reading) == 100
+    assert sum(service.posted.values()) == 100
+
+
 async def test_a_row_that_another_process_has_sent_is_not_called_unsent(service: FakeService) -> None:
     """It was sent after this process had read the row, which is stopped before its turn."""
     async with (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Self
 
 from payclient.batch.lanes import ChargeResult, Lane, LaneRow, Requests, Turns, may_send, rows_of
@@ -224,9 +225,9 @@ class Charges(AsyncIterator[ChargeResult]):
 
     # --- Whose turn it is
 
-    def _queue_lane(self, lane: Lane) -> None:
-        """Queue a lane whose first row may be sent, or is answered without a send."""
-        self._turns.add(lane, sends=self._may_send(lane.rows[0]))
+    def _queue_lane(self, lane: Lane, place: int | None = None) -> None:
+        """Queue a lane whose first row may be sent, or is answered without a send; `place` is one that it had."""
+        self._turns.add(lane, place, sends=self._may_send(lane.rows[0]))
         self._start_ready()
 
     def _may_send(self, row: LaneRow) -> bool:
@@ -252,10 +253,11 @@ class Charges(AsyncIterator[ChargeResult]):
             and not self._exited
             and (lane := self._turns.first()) is not None
         ):
-            row, work, now = lane.rows[0], self._charge, self._clock.monotonic()
+            row, now = lane.rows[0], self._clock.monotonic()
+            work: Callable[[Lane], Coroutine[None, None, None]] = self._charge
             if self.stopped is None and self._may_send(row):
                 if self._shares and now - row.read_at > KNOWN_FOR:
-                    work = self._read_first
+                    work = partial(self._read_first, place=lane.place)
                 elif now < (when := self._rate.ready_at()):
                     if self._rate_timer is not None:
                         self._rate_timer.cancel()
@@ -269,14 +271,17 @@ class Charges(AsyncIterator[ChargeResult]):
 
     # --- With other processes that charge the same rows
 
-    async def _read_first(self, lane: Lane) -> None:
-        """Read a lane's first row again: another process may have sent it. Queue it; later if the ledger fails."""
+    async def _read_first(self, lane: Lane, place: int) -> None:
+        """Read a lane's first row again: another process may have sent it. Queue it; later if the ledger fails.
+
+        It keeps its place: were all others read first, what was read of it would be out of date again.
+        """
         try:
             fault = await self._read_again(lane.rows[0])
         finally:
             self._in_flight -= 1
         if fault is None or self.stopped is not None:
-            self._queue_lane(lane)
+            self._queue_lane(lane, place)
         else:
             await self._queue_later(lane, SENDING_DELAY * self._scale)
 

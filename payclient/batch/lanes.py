@@ -160,10 +160,10 @@ class Turns:
         self._heap: list[tuple[bool, int, int, Lane]] = []
         self._last_place = 0
 
-    def add(self, lane: Lane, *, sends: bool) -> None:
-        """Give a lane its place, or its new place after it got more rows."""
+    def add(self, lane: Lane, place: int | None = None, *, sends: bool) -> None:
+        """Give a lane its place, or its new place after it got more rows; `place` is that of one that was taken."""
         self._last_place += 1
-        lane.place = self._last_place
+        lane.place = self._last_place if place is None else place
         heapq.heappush(self._heap, (sends, -len(lane.rows), lane.place, lane))
 
     def first(self) -> Lane | None:

@@ -422,8 +422,8 @@ async def test_a_limited_wait_does_not_begin_anew(service: FakeService) -> None:
     "options",
     [
         {"max_in_flight": 0}, {"max_pending": 0}, {"max_in_flight": math.nan}, {"max_pending": math.nan},
-        {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
-        {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
+        {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf}, {"rate": 10**400},
+        {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"wait": 10**400}, {"retry": {"all"}},
         {"retry": {"refused", "all"}},
     ],
 )  # fmt: skip

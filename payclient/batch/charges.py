@@ -18,7 +18,7 @@ from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.tracker import Tracker
-from payclient.validation import check_type
+from payclient.validation import check_type, is_positive
 
 __all__ = ["Charges"]
 
@@ -61,9 +61,9 @@ class Charges(AsyncIterator[ChargeResult]):
         check_type("retry", retry, Collection)
         if not (max_in_flight >= 1 and max_pending >= 1):
             raise ValueError("max_in_flight and max_pending must be 1 or more")
-        if rate is not None and not 0 < rate < float("inf"):
+        if rate is not None and not is_positive(rate):
             raise ValueError("rate must be a positive number of sends a second")
-        if wait is not None and not 0 <= wait < float("inf"):
+        if wait is not None and not (wait == 0 or is_positive(wait)):
             raise ValueError("wait must be a number of seconds, 0 or more")
         if not set(retry) <= {"refused"}:
             raise ValueError("retry must be empty or {'refused'}")

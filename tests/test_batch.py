@@ -282,6 +282,15 @@ async def test_a_busy_customer_is_tried_again_and_then_given_up(service: FakeSer
     assert service.clock.monotonic() - begun <= BUSY_FOR * scale + 1
 
 
+async def test_a_busy_customer_and_a_busy_service_are_counted_apart(service: FakeService) -> None:
+    """Neither do three 429s make the first wait for a customer longer, nor six 2061s a 429 the last one."""
+    service.scripts = [*[refuses(5, status=429, retry_after=1)] * 3, *[refuses(22, 2061)] * 2]
+    assert (await charged(service, rows(1)))["row-0"].paid is True
+    assert service.posted_at["row-0"] <= 10 + 20 + 10
+    service.scripts = [*[refuses(22, 2061)] * 6, refuses(5, status=429)]
+    assert (await charged(service, [sale("busy", phone="0997")]))["busy"].paid is True
+
+
 async def test_a_row_whose_earlier_attempt_waits_for_its_customer_is_not_unpaid(service: FakeService) -> None:
     """Refused as existing, and found as late as in the next batch: the customer may approve it after the batch."""
     ledger = MemoryLedger()

@@ -102,8 +102,10 @@ class LaneRow:
     known: PendingSale | None
     #: When the ledger was last read for what other processes did with the row, by the monotonic clock.
     read_at: float = float("-inf")
-    tries: int = 0
-    #: When its customer was first found busy with a sale that is not ours.
+    #: The tries that met HTTP 429, and those whose customer was busy with a sale that is not ours.
+    limited: int = 0
+    busy: int = 0
+    #: When its customer was first found busy so.
     busy_since: float | None = None
 
     @property

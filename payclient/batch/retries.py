@@ -89,7 +89,6 @@ class RetryPolicy:
 
     def retry_delay(self, row: LaneRow, error: Exception, token_number: int, made_at: float) -> float | None:
         """Count an error, and return in how many seconds its row, which created nothing, is sent again; None: never."""
-        row.tries += 1
         if isinstance(error, NotSentError):
             self._not_sent_in_a_row += 1
             if self._not_sent_in_a_row >= NOT_SENT_IN_A_ROW:
@@ -102,11 +101,13 @@ class RetryPolicy:
             # The customer's other sale will end.
             now = self._clock.monotonic()
             row.busy_since = now if row.busy_since is None else row.busy_since
-            wait = BUSY_DELAYS[min(row.tries, len(BUSY_DELAYS)) - 1] * self._scale
+            wait = BUSY_DELAYS[min(row.busy, len(BUSY_DELAYS) - 1)] * self._scale
+            row.busy += 1
             return wait if now + wait - row.busy_since <= BUSY_FOR * self._scale else None
         if isinstance(error, RateLimitedError):
             self._rate.rate_limited(self._clock.monotonic(), made_at, error.retry_after)
-            return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
+            row.limited += 1
+            return 0.0 if row.limited <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
             return self._delay_after_unauthorized(error, token_number)
         return None

@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 from unittest.mock import AsyncMock, patch
 
@@ -835,6 +836,27 @@ async def test_leaving_a_batch_that_is_full_ends_though_its_requests_wait(servic
         payclient.charge_all(tracker, requests(), max_pending=500, wait=0),
     ):
         assert await settled(service) == 1000
+
+
+async def test_leaving_ends_though_a_source_loses_its_cancellation(service: FakeService) -> None:
+    """And yields requests without end, for which a batch that was left has no room."""
+
+    async def requests() -> AsyncIterator[payclient.SaleRequest]:
+        for number in itertools.count():
+            yield sale(f"row-{number}", phone=f"09{number:08}")
+            if number > 20:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+
+    async with tracking(service) as tracker:
+
+        async def leave() -> None:
+            async with payclient.charge_all(tracker, requests(), max_pending=5):
+                await turns(50)
+
+        leaving = asyncio.create_task(leave())
+        await turns(20_000)
+        assert leaving.done()
 
 
 async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeService) -> None:

@@ -186,6 +186,8 @@ class Charges(AsyncIterator[ChargeResult]):
         try:
             async with aclosing(rows_of(self._attempts, self._requests)) as rows:
                 async for row in rows:
+                    if self._exited:
+                        break  # what the requests waited for lost our cancellation, as `wait_for` of CPython 3.11 may
                     await self._room.acquire()
                     self._open_rows += 1
                     key = self._attempts.lane(row.request)

@@ -419,6 +419,23 @@ async def test_a_limited_wait_holds_beyond_the_expiry(
         assert wait <= service.clock.monotonic() - began <= wait + 2
 
 
+async def test_a_customer_is_free_once_a_sale_expired_though_the_wall_clock_was_set_back(
+    service: FakeService,
+) -> None:
+    """By a day, amid a batch: that makes nobody's next row wait for a day."""
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, rows(2, customers=1), wait=5) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(20)
+        service.clock.jump_wall(-86_400)
+        await service.clock.advance(310)
+        assert reading.done()
+        assert len(await reading) == 2
+    assert service.posted_at["row-1"] >= 300
+
+
 async def test_a_limited_wait_does_not_begin_anew(service: FakeService) -> None:
     """An unknown sale that is found has its five minutes from then on."""
     service.scripts = [lost_answer]

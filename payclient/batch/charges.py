@@ -355,6 +355,8 @@ class Charges(AsyncIterator[ChargeResult]):
 
     def _busy_for(self, pending: PendingSale) -> float:
         """Return the seconds until a sale's customer is free by the clock, at the latest."""
+        if pending.state is State.EXPIRED:
+            return 0.0  # whatever the wall clock did since
         grace = self._late if pending.state is State.UNKNOWN else 0.0
         return (pending.expires_at or 0.0) + grace - self._clock.time()
 

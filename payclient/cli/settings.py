@@ -182,7 +182,7 @@ class Limits:
     max_in_flight: Count = 50
     """Requests at once."""
     max_pending: Count = 1000
-    """Prompts on people's phones at once."""
+    """Prompts on people's phones that are waited for at once."""
     rate: Annotated[float | None, Number, Parameter(validator=Range(gt=0))] = None
     """Sends a second, at most."""
     wait: Annotated[float | None, Number] = None

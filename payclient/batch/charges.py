@@ -83,6 +83,10 @@ class Charges(AsyncIterator[ChargeResult]):
         )
         #: Seconds for which the lane of an unknown sale is busy beyond its expiry, which has the total time-out in it.
         self._late = max(UNKNOWN_GRACE * self._scale - session.timeouts.total, 0.0)
+        #: Seconds for which a sale keeps its lane at the longest: until it is found late, and its window from then on.
+        self._longest = (
+            tracker.profile.absent_after + tracker.profile.sale_window + UNKNOWN_GRACE * self._scale
+        )
         self._wait = wait
         self._retry = retry
         #: While so many results wait for their reader, no further row is sent.
@@ -342,23 +346,22 @@ class Charges(AsyncIterator[ChargeResult]):
                 await _wait_for(sent, self._left(began))
         self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
         if has_result:
-            await self._hold(lane, sent)
+            await self._hold(lane, sent, began)
             self._free(lane)
 
-    async def _hold(self, lane: Lane, pending: PendingSale) -> None:
+    async def _hold(self, lane: Lane, pending: PendingSale, began: float) -> None:
         """Wait until the customer of a lane's next row is free of a sale that is waited for no longer."""
         while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
-            if pending.state.decided or (seconds := self._busy_for(pending)) <= 0:
+            if pending.state.decided or (seconds := self._busy_for(pending, began)) <= 0:
                 return
             with suppress(TimeoutError):
                 await within(self._clock, min(seconds, HELD_DELAY * self._scale), self._stopping.wait())
 
-    def _busy_for(self, pending: PendingSale) -> float:
-        """Return the seconds until a sale's customer is free by the clock, at the latest."""
-        if pending.state is State.EXPIRED:
-            return 0.0  # whatever the wall clock did since
+    def _busy_for(self, pending: PendingSale, began: float) -> float:
+        """Return the seconds until a sale's customer is free by the clock, at the latest. Followed since `began`."""
         grace = self._late if pending.state is State.UNKNOWN else 0.0
-        return (pending.expires_at or 0.0) + grace - self._clock.time()
+        seconds = (pending.expires_at or 0.0) + grace - self._clock.time()
+        return min(seconds, began + self._longest - self._clock.monotonic())  # the wall clock may be set back
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""
@@ -397,7 +400,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
         False: by the clock its customer is free already; its last queries may be to come.
         """
-        while (seconds := self._busy_for(pending)) > 0:
+        while (seconds := self._busy_for(pending, began)) > 0:
             left = self._left(began)
             try:
                 await _wait_for(pending, seconds if left is None else min(seconds, left))

@@ -19,6 +19,9 @@ import openpyxl
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from openpyxl.formatting.rule import Rule
+from openpyxl.styles.differential import DifferentialStyle
+from openpyxl.styles.numbers import NumberFormat
 
 from payclient.cli.tables import Dialect, bad_rows
 from payclient.errors import ConfigurationError, InvalidRequestError
@@ -593,6 +596,10 @@ def test_a_percentage_is_no_amount(tmp_path: Path, shown: str) -> None:
     book = openpyxl.load_workbook(path)
     for cell in ("D2", "E2"):
         book.active[cell].number_format = shown
+    # A conditional format has numbers of its own: that of `0.00` is a percentage there.
+    percentage = DifferentialStyle(numFmt=NumberFormat(numFmtId=2, formatCode="0%"))
+    book.active.conditional_formatting.add("E2", Rule(type="expression", formula=["TRUE"], dxf=percentage))
+    book.active["D3"].number_format = "0.00"
     book.save(path)
     file = read_file(path, TYPED)
     assert errors_of(file) == ["line 2, tip: is a percentage: write the amount itself"]
@@ -823,24 +830,39 @@ def test_a_key_that_is_another_one_later_is_an_error(tmp_path: Path, name: str) 
         assert errors_of(file) == [f"line {line}, {said}" for line in (2, 3, 4)]
 
 
+#: A cell of an .ods file: its type, its other attributes, and what it shows.
+OPEN_CELL = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'
+
+
+def open_document(rows: str) -> str:
+    """Return the content of an .ods file with these rows below a header, as LibreOffice writes it."""
+    header = "".join(OPEN_CELL.format("string", "", name) for name in SHEET[:3])
+    names = "urn:oasis:names:tc:opendocument:xmlns"
+    spaces = " ".join(f'xmlns:{name}="{names}:{name}:1.0"' for name in ("office", "table", "text"))
+    return (
+        f'<office:document-content {spaces} xmlns:calcext="x"><office:body><office:spreadsheet>'
+        f'<table:table table:name="Hoja1"><table:table-row>{header}</table:table-row>{rows}</table:table>'
+        "</office:spreadsheet></office:body></office:document-content>"
+    )
+
+
+def write_open_document(path: Path, content: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("META-INF/manifest.xml", "<manifest/>")
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr("content.xml", content)
+    return path
+
+
 def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
     """Typed cells of LibreOffice. A cell with an error, one merged with the next below, a hidden row refuse it.
 
     So does a formula that has another value later, which may be an id: what was paid would be charged again. One
     without its value is read as empty: rows of one purchase would be several.
     """
-    cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'
-    header = "".join(cell.format("string", "", name) for name in SHEET[:3])
-    row = "".join(cell.format("string", "", text) for text in ("k", "0984111222"))
-    row += cell.format("float", 'office:value="12.5"', "12,50")
-    names = "urn:oasis:names:tc:opendocument:xmlns"
-    spaces = " ".join(f'xmlns:{name}="{names}:{name}:1.0"' for name in ("office", "table", "text"))
-    content = (
-        f'<office:document-content {spaces} xmlns:calcext="x"><office:body><office:spreadsheet>'
-        f'<table:table table:name="Hoja1"><table:table-row>{header}</table:table-row>'
-        f"<table:table-row>{row}</table:table-row></table:table>"
-        "</office:spreadsheet></office:body></office:document-content>"
-    )
+    row = "".join(OPEN_CELL.format("string", "", text) for text in ("k", "0984111222"))
+    row += OPEN_CELL.format("float", 'office:value="12.5"', "12,50")
+    content = open_document(f"<table:table-row>{row}</table:table-row>")
     for said, old, new in (
         (None, "", ""),
         ("cells that show an error", '"float"', '"string" calcext:value-type="error"'),
@@ -857,15 +879,39 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
             '"string" table:formula="of:=RAND()"><text:p>k',
         ),
     ):
-        with zipfile.ZipFile(tmp_path / "a.ods", "w") as archive:
-            archive.writestr("META-INF/manifest.xml", "<manifest/>")
-            archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
-            archive.writestr("content.xml", content.replace(old, new) if old else content)
+        path = write_open_document(tmp_path / "a.ods", content.replace(old, new) if old else content)
         if said is None:
-            assert the_request(read_file(tmp_path / "a.ods", TYPED)).amount == 1250
+            assert the_request(read_file(path, TYPED)).amount == 1250
         else:
             with pytest.raises(InvalidRequestError, match=said):
-                read_file(tmp_path / "a.ods", TYPED)
+                read_file(path, TYPED)
+
+
+def test_a_percentage_of_an_open_document_is_no_amount(tmp_path: Path) -> None:
+    """Also where a row and a cell stand for several; in a column that is not read it may stand."""
+    rate = OPEN_CELL.format("percentage", 'office:value="0.15" {}', "15%")
+    phone = OPEN_CELL.format("string", "", "0984111222")
+    rows = [
+        ('table:number-rows-repeated="2"', ""),
+        ('table:number-rows-repeated="2"', OPEN_CELL.format("string", "", "k") + phone + rate.format("")),
+        ("", OPEN_CELL.format("string", "", "m") + rate.format('table:number-columns-repeated="2"')),
+        (
+            "",
+            OPEN_CELL.format("string", "", "n")
+            + phone
+            + OPEN_CELL.format("float", 'office:value="5"', "5")
+            + rate.format(""),
+        ),
+    ]
+    content = "".join(f"<table:table-row {these}>{cells}</table:table-row>" for these, cells in rows)
+    header = OPEN_CELL.format("string", "", SHEET[2])
+    content = open_document(content).replace(header, header + OPEN_CELL.format("string", "", "nota"))
+    file = read_file(write_open_document(tmp_path / "a.ods", content), TYPED)
+    said = "amount_without_tax: is a percentage: write the amount itself"
+    assert [error for error in errors_of(file) if "percentage" in error] == [
+        f"line {line}, {said}" for line in (4, 5, 6)
+    ]
+    assert [request.amount for request in file.requests] == [500]
 
 
 def test_a_merged_cell_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:

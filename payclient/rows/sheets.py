@@ -4,6 +4,7 @@ import io
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,6 +15,11 @@ from payclient.rows.cells import CellError
 
 #: Functions that have another value when the file is opened again.
 _VOLATILE = r"\b(NOW|RAND|RANDARRAY|RANDBETWEEN|TODAY)\("
+
+_PERCENTAGE = "is a percentage: write the amount itself"
+
+_TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
+_VALUE_TYPE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}value-type"
 
 #: Signs in an .ods file of what calamine reads as empty cells, of rows that are not shown, and of ids that may change.
 _OPEN_DOCUMENT = {
@@ -43,7 +49,10 @@ def mark_faults(
     _mark_merged(table, begin, sheet)
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         if "content.xml" in archive.namelist():
-            _check_open_document(archive.read("content.xml"))
+            content = archive.read("content.xml")
+            _check_open_document(content)
+            if b'"percentage"' in content:
+                _mark_open_percentages(table, content, sheet.name, amounts)
             return set()
         content, percentages = _sheet_xml(archive, sheet.name), _percentages(archive)
     if not (percentages or re.search(rb'<f|:f|t=["\']e|hidden=', content)):
@@ -54,7 +63,7 @@ def mark_faults(
         found = _fault_of(cell, formulas, is_key=place - 1 in keys)
         is_number = cell.get("t", "n") == "n" and cell.find("{*}v") is not None
         if is_number and place - 1 in amounts and cell.get("s") in percentages:
-            found = "is a percentage: write the amount itself"
+            found = _PERCENTAGE
         if found is not None:
             # Such a cell may lie outside of what calamine takes for the filled part.
             table.extend([""] * len(table[0]) for _ in range(len(table), line))
@@ -75,6 +84,23 @@ def _check_open_document(content: bytes) -> None:
     for sign, fault in _OPEN_DOCUMENT.items():
         if re.search(sign.encode(), content):
             raise InvalidRequestError(fault)
+
+
+def _mark_open_percentages(
+    table: Sequence[list[Any]], content: bytes, sheet: str, places: Collection[int]
+) -> None:
+    """Mark the percentages of an .ods file's sheet in these places. A row or a cell may stand for several."""
+    tables = ElementTree.fromstring(content).iterfind(".//{*}spreadsheet/{*}table")  # noqa: S314 - likewise
+    (found,) = [each for each in tables if each.get(f"{_TABLE}name") == sheet]
+    end = 0
+    for row in found.iterfind(".//{*}table-row"):
+        begin, end, right = end, end + int(row.get(f"{_TABLE}number-rows-repeated", "1")), 0
+        for cell in row:
+            left, right = right, right + int(cell.get(f"{_TABLE}number-columns-repeated", "1"))
+            if cell.get(_VALUE_TYPE) == "percentage":
+                for cells, place in product(table[begin:end], places):
+                    if left <= place < right:
+                        cells[place] = CellError(_PERCENTAGE)
 
 
 def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key: bool) -> str | None:
@@ -110,7 +136,11 @@ def _percentages(archive: zipfile.ZipFile) -> set[str]:
         return set()
     styles = ElementTree.fromstring(archive.read("xl/styles.xml"))  # noqa: S314 - likewise
     codes = {
-        each.get("numFmtId") for each in styles.iterfind(".//{*}numFmt") if "%" in each.get("formatCode", "")
+        each.get("numFmtId")
+        for each in styles.iterfind(
+            "{*}numFmts/{*}numFmt"
+        )  # those of conditional formats have numbers of their own
+        if "%" in each.get("formatCode", "")
     }
     formats = enumerate(styles.iterfind("{*}cellXfs/{*}xf"))
     return {str(number) for number, each in formats if each.get("numFmtId") in {"9", "10", *codes}}

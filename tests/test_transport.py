@@ -8,7 +8,6 @@ import gzip
 import json
 import socket
 import ssl
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from functools import cache, partial
@@ -393,11 +392,12 @@ async def test_an_idle_connection_is_kept_for_two_seconds(
     monkeypatch: pytest.MonkeyPatch, idle: float, connections: int
 ) -> None:
     """A stale one makes an outcome unknown."""
+    now = 100.0
+    monkeypatch.setattr("aiohttp.connector.monotonic", lambda: now)
     async with RawServer((read, write(CREATED), read, write(CREATED)), OTHER) as server:
         async with session_to(server.url) as session:
             await session.sale(sale_request())
-            later = time.monotonic() + idle
-            monkeypatch.setattr("aiohttp.connector.monotonic", lambda: later)
+            now += idle
             await session.sale(sale_request("order-2"))
         assert len(server.connections) == connections
 

@@ -21,11 +21,11 @@ from cli_runs import Said
 from payclient.cli import main, terminal
 from payclient.cli.reconcile import Class, Pair, compare
 from payclient.cli.statement import Entry
-from payclient.events import Notified
+from payclient.events import Notified, ReversalPermitted, ReversalRefused
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from test_cli_ledger import Book, book, listed, person
-from test_ledger import brought, fresh
+from test_ledger import NOW, brought, fresh
 
 __all__ = ["book", "person"]
 
@@ -458,6 +458,17 @@ def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path
     # What is decided by hand long after was paid while its customer could pay.
     why = ["--actor", "Ana", "--reason", "seen in the portal", "--yes"]
     assert main(["ledger", "resolve", "order-unknown", "--as", "accepted", *why]) == 0
+    assert main([*arguments, "--since", "2024-01-31"]) == 0
+    # So was what could not be given back long after.
+    late = NOW + 1e8
+
+    async def ask_back(ledger: Ledger) -> None:
+        record = await ledger.get("rent-1")
+        assert record is not None
+        record = await ledger.apply(record, ReversalPermitted(at=late, expires_at=late + 60))
+        await ledger.apply(record, ReversalRefused(at=late, error_code=20))
+
+    month.use(ask_back)
     assert main([*arguments, "--since", "2024-01-31"]) == 0
 
 

@@ -35,6 +35,9 @@ _SHOWN = 20
 #: Payments of each class that the terminal names; the report has them all.
 _NAMED = 3
 
+#: Seconds in which PayPhone lets a push or a form be paid: two lives of its links, and the window of its confirmation.
+_LONGEST = 1500.0
+
 COLUMNS = (
     "class", "client_transaction_id", "transaction_id", "state_here", "here", "there", "currency", "here_units",
     "there_units", "lines",
@@ -255,8 +258,10 @@ async def _pair_up(
     found = list[Record]()
     async with opened(url) as book:
         async for record in book.records():
-            # A sale is paid while its customer may approve it, however late that is found or decided by hand.
-            paid_at = min(record.decided_at or record.created_at, record.expires_at or math.inf)
+            # It is paid while its customer may pay, however late that is found or decided by hand; a reversal that was
+            # refused has moved both times.
+            ends = record.created_at + _LONGEST, record.expires_at or math.inf
+            paid_at = min(record.decided_at or record.created_at, *ends)
             when = datetime.datetime.fromtimestamp(paid_at, datetime.UTC)
             inside = begin <= when.astimezone().date() <= end  # on this machine's clock
             listed = record.transaction_id in known or record.client_transaction_id in known

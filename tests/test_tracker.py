@@ -268,6 +268,20 @@ async def test_a_sale_that_is_found_late_is_waited_for_again(service: FakeServic
         assert (await waiting).paid is True
 
 
+async def test_a_check_of_a_cancelled_sale_queries_whether_it_was_paid_after_all(
+    service: FakeService,
+) -> None:
+    """A `Cancelado` is not final while its window runs: who looks again has the service queried."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        assert (await pending.check()).paid is False
+        await service.clock.advance(10)
+        service.decide("Aceptado")
+        assert (await (await pending_of(tracker)).check()).paid is True
+        assert (await pending_of(tracker)).state is State.ACCEPTED
+
+
 async def test_a_sale_whose_answer_is_written_late_is_waited_for_again(service: FakeService) -> None:
     """The ledger failed until its wait had ended: what it takes then is followed, and a new wait ends by it."""
     fails = True

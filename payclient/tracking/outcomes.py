@@ -225,7 +225,10 @@ class PendingSale:
         return self._take(ask.record, ask.report)
 
     async def check(self) -> Outcome:
-        """Query the service once, now (at most once a second for a sale), and return what is known."""
+        """Query the service once, now (at most once a second for a sale), and return what is known.
+
+        What was refused or given back is not queried.
+        """
         return self._take(*await self._poller.check(self.record))
 
     def _take(self, record: Record, report: StatusReport | None = None) -> Outcome:

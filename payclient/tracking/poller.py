@@ -379,8 +379,8 @@ class Poller:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         self.asks.check_loop()
         ask = self.asks.follow(record)
-        if ask is None and record.state is State.ACCEPTED and self._may_query_now(record):
-            ask = self.asks.add(record)  # somebody may have given it back; dropped after its query
+        if ask is None and record.state in (State.ACCEPTED, State.CANCELLED) and self._may_query_now(record):
+            ask = self.asks.add(record)  # it may be given back, or paid after all; dropped after its query
         if ask is None or ask.record.state.decided is not record.state.decided:  # changed since
             return await newest_of(self.asks, record), None
         report = await self._query_soon(ask)

@@ -313,7 +313,10 @@ class AnswerReader:
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
             ask.failures = FAILURES  # which ends its wait
-            reading.warning = "the service says a state that the profile does not map (status.states)"
+            reading.warning = (
+                "the service says a state that the profile does not map (status.states), or two that differ "
+                "(status.codes)"
+            )
         return reading
 
     def _may_be_of_an_earlier_attempt(self) -> bool:

@@ -23,6 +23,7 @@ from fake_service import (
     FakeService,
     Gate,
     Held,
+    Script,
     alarms,
     answer,
     error_of,
@@ -170,31 +171,77 @@ async def passing(
     return await soon(waiting)
 
 
-@pytest.mark.parametrize(("lost", "state", "is_alarm"), [
-    ("", State.ACCEPTED, False),
-    ("DELETE FROM payclient.attempts; DELETE FROM payclient.open_attempts;", State.PENDING, True),
-])  # fmt: skip
+#: What a failover forgets without a synchronous standby: how the POST ended, and the permit too.
+END = "SET LOCAL session_replication_role = replica; DELETE FROM payclient.changes;"
+PERMIT = " ".join([END, "DELETE FROM payclient.attempts; DELETE FROM payclient.open_attempts;"])
+
+
+@pytest.mark.parametrize("scripts", [[], [lost_answer]], ids=["answered", "unknown"])
+@pytest.mark.parametrize(("lost", "is_alarm"), [(END, False), (PERMIT, True)], ids=["end", "permit"])
 async def test_a_failover_that_forgot_the_answer(
     service: FakeService,
     url: str,
     postgres: PostgresServer,
     database: str,
     caplog: pytest.LogCaptureFixture,
+    scripts: list[Script],
     lost: str,
-    state: State,
     is_alarm: bool,
 ) -> None:
-    """Without a synchronous standby. The process that has it writes it once more; with the permit it is an alarm."""
+    """The process that has it writes it once more; with the permit it is an alarm."""
+    service.scripts = scripts
     async with working(service, url) as worker:
         waiting = asyncio.ensure_future((await worker.tracker.sale(sale())).wait())
         await begun(worker)
-        unguarded = "SET LOCAL session_replication_role = replica; DELETE FROM payclient.changes;"
-        await postgres.execute(database, f"DO $$ BEGIN {unguarded} {lost} END $$")
+        await postgres.execute(database, f"DO $$ BEGIN {lost} END $$")
         service.decide("Aceptado")
-        assert (await passing(service, waiting, worker)).state is state
+        assert (await passing(service, waiting, worker)).paid is (None if is_alarm else True)
         known = await worker.ledger.get("order-17")
-        assert (known and known.state) == (state if state.decided else None)
-    assert ("the ledger has lost its permit" in "".join(alarms(caplog))) is is_alarm
+        assert (known and known.state) == (None if is_alarm else State.ACCEPTED)
+    assert sum("the ledger has lost its permit" in each for each in alarms(caplog)) == is_alarm
+
+
+async def test_a_failover_that_forgot_a_form(
+    service: FakeService, url: str, postgres: PostgresServer, database: str
+) -> None:
+    """Found paid it is confirmed once, and accepted."""
+    profile = attrs.evolve(PROFILE, confirm=payclient.PAYPHONE.confirm)
+    async with working(service, url, profile=profile) as worker:
+        await worker.tracker.prepare(form())
+        await postgres.execute(database, f"DO $$ BEGIN {END} END $$")
+        service.pay("form-1", state="Aceptado")
+        waiting = asyncio.ensure_future((await worker.find("form-1")).wait())
+        assert (await passing(service, waiting, worker)).state is State.ACCEPTED
+        assert service.confirms == {5001: 1}
+
+
+@pytest.mark.parametrize("is_paid", [True, False])
+async def test_a_failover_that_forgot_a_permit_which_is_granted_again(
+    service: FakeService,
+    url: str,
+    postgres: PostgresServer,
+    database: str,
+    caplog: pytest.LogCaptureFixture,
+    is_paid: bool,
+) -> None:
+    """The second charge keeps its own transaction, whatever comes of the first, and the first is an alarm."""
+    async with working(service, url) as first, working(service, url) as second:
+        waiting = asyncio.ensure_future((await first.tracker.sale(sale())).wait())
+        await begun(first)
+        await postgres.execute(database, f"DO $$ BEGIN {PERMIT} END $$")
+        await service.clock.advance(2.0)
+        service.scripts = [held := Held()]
+        again = asyncio.ensure_future(second.tracker.sale(sale()))
+        await held.there.wait()
+        if is_paid:
+            service.decide("Aceptado")
+            await (await first.find()).check()
+        held.go.set()
+        pending = await again
+        service.decide("Aceptado", 1001)
+        outcome = await passing(service, asyncio.ensure_future(pending.wait()), second)
+        assert (await passing(service, waiting, first)).transaction_id == outcome.transaction_id == 1001
+    assert "the ledger has lost its permit" in "".join(alarms(caplog))
 
 
 async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:

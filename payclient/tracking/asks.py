@@ -268,7 +268,7 @@ class OpenAsks:
                 return False  # the newer record may not need the event
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             await self.late.write_earlier(identifier)
-            if ask.record is before and not await self.late.write_lost(before, event):
+            if ask.record is before and not await self.late.write_lost(before):
                 raise  # no earlier event was missing
             newest = await self.ledger.apply(seen or ask.record, event)
         self.learn(ask, newest)
@@ -296,7 +296,7 @@ class OpenAsks:
 
     def update(self, ask: Followed, record: Record) -> None:
         """Replace the ask's record by a newer one."""
-        before, ask.record = ask.record, record
+        before = self._replace(ask, record)
         is_hinted = (record.notified_at, record.candidate_ids) != (before.notified_at, before.candidate_ids)
         if is_hinted and ask.waits_over:  # its lease may have been put off: renew it like any other
             self._defer_lease(ask, 0.0)
@@ -323,6 +323,13 @@ class OpenAsks:
             self.wake(ask)
             if ask.recheck_at == math.inf:  # else one more query of it is planned
                 self.drop(ask)
+
+    def _replace(self, ask: Followed, record: Record) -> Record:
+        """Set an ask's record and return the one before; its permit may be lost, and granted once more."""
+        before, ask.record = ask.record, record
+        if record.created_at != before.created_at:
+            self.late.note_lost_permit(before, record)
+        return before
 
     def _begin_anew(self, ask: Followed, before: Record, record: Record) -> None:
         """Note that an ask was found, and its customer has the whole window again, or that it is being given back."""

@@ -214,6 +214,8 @@ class Confirmer:
         made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
+                if (ask := self._asks.find(identifier)) is not None:
+                    await self._asks.late.write_lost(ask.record)
                 newest = await self._asks.ledger.get(identifier) or form.record
                 if newest.state.decided and newest.version > form.record.version:
                     self._asks.note_written(newest)  # written after all, though the write seemed to fail

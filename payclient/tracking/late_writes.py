@@ -11,7 +11,7 @@ import attrs
 
 from payclient.clock import Clock, cancel_all, drain, sleep, start
 from payclient.errors import LedgerUnavailableError, TransitionError
-from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
+from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent, Prepared
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance, transition_error
 from payclient.logs import tracker_log as log
@@ -48,6 +48,8 @@ class LateWrites:
         self._again: asyncio.Task[None] | None = None
         self._silent_until = float("-inf")
         self._failures = 0
+        #: Client transaction ids whose permits the ledger has forgotten.
+        self._lost: set[str] = set()
 
     def failed(self, error: Exception) -> None:
         """Log that the ledger fails: one line a minute, however many operations fail."""
@@ -85,7 +87,7 @@ class LateWrites:
             if known is not None and known.attempt < record.attempt:
                 known = None  # an earlier attempt, which shows nothing of this one
             if known is None and isinstance(event, Created | Lost):
-                _log_lost_permit(record, event)
+                self.note_lost_permit(record, known)
             elif known is not None and isinstance(event, Created) and _contradicts(event, record, known):
                 # A person called the attempt unpaid, or a proof that was wrong did.
                 what = f"called unpaid, and yet created as transaction {event.transaction_id}"
@@ -146,23 +148,32 @@ class LateWrites:
             if not late and self.kept.get(client_transaction_id) is late:  # else another call has ended it
                 del self.kept[client_transaction_id]
 
-    async def write_lost(self, record: Record, event: Event) -> bool:
-        """Write a sale's answer once more where the ledger had it and has not, as after a failover, so that it takes
-        the event; return whether that was so.
+    async def write_lost(self, record: Record) -> bool:
+        """Write the end of an attempt's POST once more where the ledger had it and has not, as after a failover; return
+        whether that was so. Until then the ledger takes nothing that a query finds.
         """
         known = await self._ledger.get(record.client_transaction_id)
-        if known is None:
-            _log_lost_permit(record, event)
-        elif (
-            (known.attempt, known.state, record.state) == (record.attempt, State.SENDING, State.PENDING)
-            and record.kind == "sale"
-            and record.transaction_id is not None
-            and record.expires_at is not None
-        ):
-            created = Created(at=event.at, transaction_id=record.transaction_id, expires_at=record.expires_at)
-            await self._ledger.apply(known, created)
-            return True
-        return False
+        if self.note_lost_permit(record, known) or known is None or known.state is not State.SENDING:
+            return False
+        if (end := _end_of(record, self._clock.time())) is None:
+            return False
+        with suppress(TransitionError):  # another process has ended it since
+            await self._ledger.apply(known, end)
+        return True
+
+    def note_lost_permit(self, record: Record, known: Record | None) -> bool:
+        """Return whether the ledger, which has `known` now, has forgotten an attempt's permit or granted it once more.
+        The alarm of that is raised once.
+        """
+        is_known = known is not None and (
+            known.attempt > record.attempt or known.created_at == record.created_at
+        )
+        identifier = record.client_transaction_id
+        if not (is_known or identifier in self._lost):
+            self._lost.add(identifier)
+            what = "the ledger has lost its permit, as by a failover: it may be paid"
+            log("critical", "permit_lost", identifier, what)
+        return not is_known
 
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
@@ -175,9 +186,15 @@ class LateWrites:
                 log("error", "ends_not_written", "", what, len(self.kept))
 
 
-def _log_lost_permit(record: Record, event: Event) -> None:
-    what = "the ledger has lost its permit, as by a failover, and cannot take %s: it may be paid"
-    log("critical", "permit_lost", record.client_transaction_id, what, type(event).__name__)
+def _end_of(record: Record, at: float) -> Event | None:
+    """Return the event by which the POST of an attempt that is not SENDING ended; None where it created nothing."""
+    if record.expires_at is None:
+        return None
+    if record.kind == "sale" and record.transaction_id is not None:
+        return Created(at=at, transaction_id=record.transaction_id, expires_at=record.expires_at)
+    if record.kind == "form" and record.state is not State.UNKNOWN:
+        return Prepared(at=at, expires_at=record.expires_at)
+    return Lost(at=at, expires_at=record.expires_at, candidate_id=next(iter(record.candidate_ids), None))
 
 
 def _contradicts(created: Created, record: Record, known: Record) -> bool:

@@ -392,7 +392,10 @@ class PendingSale:
         return self._tracker._run(self._source.wait, timeout)
 
     def check(self) -> Outcome:
-        """Query the service now, at most once a second for a sale, and return what is known."""
+        """Query the service now, at most once a second for a sale, and return what is known.
+
+        What was refused or given back is not queried.
+        """
         return self._tracker._run(self._source.check)
 
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 import payclient
+from payclient.simulator import Answers, Fault, Settings
 from test_imports import trees
 
 #: Written down: a name that comes or goes is a decision. Plumbing is imported from its module.
@@ -74,6 +75,13 @@ def test_every_public_thing_has_a_docstring() -> None:
         for field in attrs.fields(thing) if attrs.has(thing) else ():
             if not field.name.startswith("_"):
                 assert f"`{field.name}`" in (inspect.getdoc(thing) or ""), f"{name}.{field.name}"
+
+
+@pytest.mark.parametrize("thing", [Answers, Fault, Settings])
+def test_what_can_be_set_of_the_simulator_is_explained_where_help_shows_it(thing: type) -> None:
+    """Each field is named in its class's docstring."""
+    for field in attrs.fields(thing):
+        assert f"`{field.name}`" in (inspect.getdoc(thing) or ""), field.name
 
 
 def test_a_class_name_occurs_once_and_no_module_is_a_gerund() -> None:

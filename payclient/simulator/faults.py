@@ -59,22 +59,25 @@ KINDS: Final[Mapping[str, _Kind]] = {
 class Fault:
     """One thing that goes wrong, such as `Fault("reset", when="before")`; ValueError for what cannot be.
 
-    `operation` is what the fault affects: a Sale unless given, or the notification for the kinds of those. `when` is
-    "after" for a request that is executed, "before" for one that is not. The kind has defaults for the rest.
+    The kind has defaults for the rest.
+
+    - `kind`: what goes wrong; the guide `testing` has a table.
+    - `operation`: what it affects, a Sale unless given, or the notification for the kinds of those.
+    - `when`: "after" for a request that is executed, "before" for one that is not.
+    - `status`: the HTTP status of the answer.
+    - `seconds`: how late the answer of `latency`, or the notification of `late`, comes.
+    - `retry_after`: seconds, for `throttle`; None: the answer names none.
+    - `error_code`: the service's code, for `throttle` and `refuse`.
+    - `client_transaction_id`: only for this client transaction id; None: whichever comes next.
     """
 
     kind: str
     operation: str = field(default="", kw_only=True)
     when: str = field(default="", kw_only=True)
-    #: The HTTP status of the answer.
     status: int = field(default=0, kw_only=True)
-    #: For `latency` and `late`.
     seconds: float = field(default=1.0, kw_only=True, validator=validators.ge(0))
-    #: Seconds, for `throttle`; None: the answer names none.
     retry_after: int | None = field(default=None, kw_only=True)
-    #: The service's code, for `throttle` and `refuse`.
     error_code: int | None = field(default=None, kw_only=True)
-    #: Only for this client transaction id; None: whichever comes next.
     client_transaction_id: str | None = field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:

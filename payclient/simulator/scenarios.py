@@ -22,6 +22,12 @@ class Answers:
     """The chance of each answer (together 1) and the delay, in seconds, after which it is given.
 
     A client transaction id and the seed decide the answer, so the order of arrival does not matter.
+
+    - `approve`, `reject`, `ignore`: each chance, 0 to 1.
+    - `delay`: the median and the sigma of a lognormal delay, in seconds.
+    - `seed`: what decides, with the client transaction id.
+    - `reasons`: why a bank declines instead of a customer who rejects, each as likely; without any the customer
+      rejects.
     """
 
     approve: float = 0.8
@@ -29,7 +35,6 @@ class Answers:
     ignore: float = 0.1
     delay: Delay = (20.0, 0.6)
     seed: int = 0
-    #: Why a bank declines instead of a customer who rejects, each as likely; without any the customer rejects.
     reasons: tuple[Reason, ...] = ()
 
     def __attrs_post_init__(self) -> None:

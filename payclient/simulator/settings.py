@@ -43,101 +43,116 @@ def _all_paths(paths: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, 
 
 @frozen(kw_only=True)
 class Settings:
-    """How this simulated service fills in what the document calls "not shown"."""
+    """How this simulated service fills in what the document calls "not shown".
 
-    #: Seconds until an unanswered push expires. Shown (§8): 300; demos and tests shorten it.
+    - `sale_window`: seconds until an unanswered push expires. Shown (§8): 300; demos and tests shorten it.
+    - `form_window`: seconds that a form link lives from its first load. Shown (§8): 600.
+    - `confirm_window`: seconds within which a paid form must be confirmed, or it is reversed. None: it need not be.
+    - `states`: (not shown, §3) the state after "approved" and "rejected", of a form "unconfirmed", and after
+      "reversed"; those left out are as by default.
+    - `first_id`: the id of the first transaction. A ledger that outlives the service must not meet one of its ids
+      again.
+    - `status_by_transaction_id`: (not shown, §4.2) the path of the status query, such as
+      "/api/Sale/{transaction_id}"; None: no route.
+    - `status_by_client_transaction_id`: (not shown, §4.2) the path of the query by the merchant's id, with
+      "{client_transaction_id}" in it.
+    - `state_field`, `state_words`: (not shown) the name of the field that carries the state, and its words for the
+      states of §3, else its own word.
+    - `queries_per_minute`: status queries answered in any 60 seconds, after which comes 429 with Retry-After; None:
+      all.
+    - `not_found`: (not shown) HTTP status and errorCode of the answer to a query for a transaction that does not
+      exist.
+    - `foreign_is_unauthorized`: (not shown) whether the id of another account's transaction is answered with 401, or
+      as not found.
+    - `forgets_expired`: (not shown, §3, §4.2) whether a query for an expired transaction is answered as not found.
+    - `tolerant`: whether names are taken in any letter case, numbers as text and text as numbers, bodies as a web
+      form sends them, and paths and the word Bearer in any letter case.
+    - `nick_name_flag`: (not shown, §2.2) the name of the boolean flag that charges `nickName`; None: no flag.
+    - `optional_fields`: required fields of §2.2 and §2.3 that may be absent all the same; the currency is then USD,
+      and the phone may be absent only where a nick name is charged.
+    - `limits`: the least and the most of a number, or of a text's characters, as in {"amount": (1, 99_999_999)}. A
+      name may begin with its operation, as in "prepare.reference".
+    - `least_amount`: the least total in cents; a smaller one is answered with code 107.
+    - `phone_pattern`: the phones of a Sale as a regular expression; another one is answered with code 120. None: any
+      text is one.
+    - `stores`: the known stores; another one is answered with code 100. None: all are known.
+    - `refuse_with`: the errorCode with which a phone, nick name, store or client transaction id is answered, nothing
+      created.
+    - `duplicate_code`: (not shown) the errorCode of a repeated clientTransactionId. None: the repeat creates a SECOND
+      sale, because the document promises nothing else.
+    - `refuses_second_form`: (not shown) whether a Prepare repeats the id of a form that is not paid, too.
+    - `error_statuses`: (not shown, §4.4) HTTP statuses of error objects by errorCode; a code left out has 400.
+    - `application`: the kind of the application whose token it is. "API" may ask for sales, "WEB" for forms and
+      Confirm. None: both.
+    - `paths`: where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST.
+      Likewise the forms "wallet" and "card".
+    - `utc_offset`: hours from UTC of the dates in a status, and of the day of a reversal.
+    - `reversal_hour`: the hour of that zone until which a payment of the same day can be reversed.
+    - `language_field`: (not shown, §2.3) the name of the parameter for a form's language; None: no parameter, and all
+      forms are in "es".
+    - `wallet_link_field`: (not shown, §2.6) the real name of the wallet link's field, which carries the service's
+      brand.
+    - `registered_domains`: the hosts from which the merchant may redirect to a form (§4), such as "shop.example", in
+      small letters, without scheme and port. None: from any, but the redirecting site must send its address.
+    - `redirect_names`: (not shown, §6) the names of the two ids that a form adds to `responseUrl`.
+    - `returns_without_payment`: (not shown, §6) whether the X adds both ids, its own as 0, to `cancellationUrl` or
+      else to `responseUrl`, and a form from an unregistered domain leads to `responseUrl` with `msg`. If not, the X
+      adds nothing, and without `cancellationUrl` it leads nowhere; an unregistered domain gets a page.
+    - `notification_method`: (not shown, §6) the HTTP method of the notification. Its parameters go into the query in
+      either case.
+    - `notification_names`: the names of the notification's two ids (§6).
+    - `external_notification_url`: the address to which each approved payment is POSTed as JSON; None: none.
+    - `cors`: whether scripts of any web page may call the merchant's routes (CORS).
+    """
+
     sale_window: float = field(default=300.0, validator=_positive)
-    #: Seconds that a form link lives from its first load. Shown (§8): 600.
     form_window: float = field(default=600.0, validator=_positive)
-    #: Seconds within which a paid form must be confirmed, or it is reversed. None: it need not be.
     confirm_window: float | None = field(default=None, validator=validators.optional(_positive))
-    #: Not shown (§3): the state after "approved" and "rejected", of a form "unconfirmed", and after "reversed"; those
-    #: left out are as by default.
     states: Mapping[str, str] = field(factory=dict, converter=_all_states, validator=_states)
 
-    #: The id of the first transaction. A ledger that outlives the service must not meet one of its ids again.
     # Not 1, so that a position in a list is not taken for an id by luck.
     first_id: int = field(default=1001, validator=_positive)
-    #: Not shown (§4.2): the path of the status query, such as "/api/Sale/{transaction_id}"; None: no route.
     status_by_transaction_id: str | None = field(default=None, validator=validators.optional(_number_path))
-    #: Not shown (§4.2): the path of the query by the merchant's id, with "{client_transaction_id}" in it.
     status_by_client_transaction_id: str | None = field(
         default=None, validator=validators.optional(_client_id_path)
     )
-    #: Not shown: the name of the field that carries the state, and its words for the states of §3, else its own word.
     state_field: str = "transactionStatus"
     state_words: Mapping[str, str] = field(factory=dict)
-    #: Status queries answered in any 60 seconds, after which comes 429 with Retry-After; None: all.
     queries_per_minute: int | None = field(default=None, validator=validators.optional(_positive))
-    #: Not shown: HTTP status and errorCode of the answer to a query for a transaction that does not exist.
     not_found: tuple[int, int] = (404, 20)
-    #: Not shown: whether the id of another account's transaction is answered with 401, or as not found.
     foreign_is_unauthorized: bool = False
-    #: Not shown (§3, §4.2): whether a query for an expired transaction is answered as not found.
     forgets_expired: bool = False
 
-    #: Whether names are taken in any letter case, numbers as text and text as numbers, bodies as a web form sends them,
-    #: and paths and the word Bearer in any letter case.
     tolerant: bool = False
-    #: Not shown (§2.2): the name of the boolean flag that charges `nickName`; None: no flag.
     nick_name_flag: str | None = None
-    #: Required fields of §2.2 and §2.3 that may be absent all the same: the currency is then USD, and the phone may be
-    #: absent only where a nick name is charged.
     optional_fields: frozenset[str] = frozenset()
-    #: The least and the most of a number, or of a text's characters: {"amount": (1, 99_999_999)}. A name may begin with
-    #: its operation: "prepare.reference".
     limits: Mapping[str, tuple[int, int]] = field(factory=dict)
-    #: The least total in cents; a smaller one is answered with code 107.
     least_amount: int | None = None
-    #: The phones of a Sale as a regular expression; another one is answered with code 120. None: any text is one.
     phone_pattern: str | None = field(default=None, validator=lambda _, __, text: text and re.compile(text))
-    #: The known stores; another one is answered with code 100. None: all are known.
     stores: frozenset[str] | None = None
-    #: The errorCode with which a phone, nick name, store or client transaction id is answered, nothing created.
     refuse_with: Mapping[str, int] = field(factory=dict)
-    #: Not shown: the errorCode of a repeated clientTransactionId. None: the repeat creates a SECOND sale, because the
-    #: document promises nothing else.
     duplicate_code: int | None = None
-    #: Not shown: whether a Prepare repeats the id of a form that is not paid, too.
     refuses_second_form: bool = False
-    #: Not shown (§4.4): HTTP statuses of error objects by errorCode; a code left out has 400.
     error_statuses: Mapping[int, int] = field(factory=dict)
-    #: The kind of the application whose token it is: "API" may ask for sales, "WEB" for forms and Confirm. None: both.
     application: Literal["API", "WEB"] | None = None
 
-    #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST. Likewise the
-    #: forms "wallet" and "card".
     paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths, validator=_paths)
-    #: Hours from UTC of the dates in a status, and of the day of a reversal.
     utc_offset: float = field(default=0.0, validator=(validators.gt(-24), validators.lt(24)))
-    #: The hour of that zone until which a payment of the same day can be reversed.
     reversal_hour: int = field(default=24, validator=validators.in_(range(25)))
 
-    #: Not shown (§2.3): the name of the parameter for a form's language; None: no parameter, and all forms are in "es".
     language_field: str | None = None
-    #: Not shown (§2.6): the real name of the wallet link's field, which carries the service's brand.
     wallet_link_field: str = field(
         default="payWithWallet", validator=validators.matches_re(r"(?!paymentId$|payWithCard$).+")
     )
-    #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example", in small letters, without
-    #: scheme and port. None: from any, but the redirecting site must send its address.
     registered_domains: frozenset[str] | None = field(default=None, validator=validators.optional(_hosts))
-    #: Not shown (§6): the names of the two ids that a form adds to `responseUrl`.
     redirect_names: tuple[str, str] = ("id", "clientTransactionId")
-    #: Not shown (§6): whether the X adds both ids, its own as 0, to `cancellationUrl` or else to `responseUrl`, and a
-    #: form from an unregistered domain leads to `responseUrl` with `msg`. If not, the X adds nothing, and without
-    #: `cancellationUrl` it leads nowhere; an unregistered domain gets a page.
     returns_without_payment: bool = False
 
-    #: Not shown (§6): the HTTP method of the notification. Its parameters go into the query in either case.
     notification_method: Literal["GET", "POST"] = field(
         default="GET", validator=validators.in_(("GET", "POST"))
     )
-    #: The names of its two ids (§6).
     notification_names: tuple[str, str] = ("id", "clientTransactionID")
-    #: The address to which each approved payment is POSTed as JSON; None: none.
     external_notification_url: str | None = None
-    #: Whether scripts of any web page may call the merchant's routes (CORS).
     cors: bool = False
 
     def changed(self, changes: Mapping[str, object]) -> "Settings":

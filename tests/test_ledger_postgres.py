@@ -135,6 +135,17 @@ async def test_what_is_no_ledger(
     await error_of(ConfigurationError, open_ledger(url), match=words)
 
 
+async def test_a_schema_that_was_renamed(postgres: PostgresServer, new_database: str) -> None:
+    """Its functions go by the old name: beside a new ledger of that name, what it has paid was charged again."""
+    url = postgres.url(new_database)
+    async with opened(f"{url}?schema=shop-1") as ledger:
+        await brought(ledger, State.ACCEPTED)
+    await postgres.execute(new_database, 'ALTER SCHEMA "shop-1" RENAME TO "shop-2"')
+    async with opened(f"{url}?schema=shop-1") as ledger:
+        assert await ledger.get("order-1") is None
+    await error_of(ConfigurationError, open_ledger(f"{url}?schema=shop-2"), match="made: asks, check_change")
+
+
 async def test_a_sequence_that_was_set_right(postgres: PostgresServer, new_database: str) -> None:
     """As `setval(max + 1, false)` or RESTART sets it: the next number is a new one, though none was given since."""
     url = postgres.url(new_database)

@@ -33,6 +33,7 @@ BLOCK = 500
 
 
 def _sync(path: str) -> None:
+    """Make the bytes of a file, or the names in a folder, outlast a power failure."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

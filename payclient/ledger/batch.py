@@ -184,7 +184,7 @@ async def write(database: Database, writes: Sequence[Write], paid: list[Write]) 
 
 
 async def _insert(database: Database, writes: list[Write]) -> list[Write]:
-    """Insert these writes, each of another id, and settle those that were not inserted; return those to try again."""
+    """Insert these writes, all of different ids, and answer them; return those to try again."""
     permits = [each.row for each in writes if each.row and each.event is None]
     changes = [each.row for each in writes if each.row and each.event]
     fault: LedgerUnavailableError | None = None
@@ -195,19 +195,19 @@ async def _insert(database: Database, writes: list[Write]) -> list[Write]:
         if len(writes) > 1:
             return [again for each in writes for again in await _insert(database, [each])]
         fault = unavailable(error, "written")
-    rest = []
+    rest = []  # had no row, or one that the database did not take
     for each in writes:
         if each.identifier in inserted:
             each.answer = each.after or True  # a permit has no record after it
         else:
             rest.append(each)
-    return await _settle(database, rest, fault) if rest else []
+    return await _answer_rest(database, rest, fault) if rest else []
 
 
-async def _settle(
+async def _answer_rest(
     database: Database, writes: list[Write], fault: LedgerUnavailableError | None
 ) -> list[Write]:
-    """Answer the writes that the database did not take (`fault`: why) by what it holds; return those to try again."""
+    """Answer what was not inserted (`fault`: why) by the records of the database; return the writes to try again."""
     purchases = {each.record.purchase for each in writes if each.event is None}
     try:
         attempts, of_purchases = await database.look_up([each.identifier for each in writes], list(purchases))

@@ -63,7 +63,7 @@ class PostgresDatabase:
         #: Prepared statements by their names here; None behind a pooler, whose servers would keep them for good.
         self._prepared: dict[str, Any] | None = {}
         #: The first parameters of the statement `write`: `PostgresWriter.owner` and `PostgresWriter.lease`.
-        self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
+        self.owner_and_lease: tuple[int, int, float] = (0, 0, UNHELD)
         #: Whether the server warned beside its answer: a commit may not have reached a standby.
         self._warned = False
         connection.add_log_listener(self._note_warning)
@@ -75,7 +75,7 @@ class PostgresDatabase:
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._warned = False
-        columns: list[Any] = [*self.permits_of]
+        columns: list[Any] = [*self.owner_and_lease]
         columns += zip(*permits, strict=True) if permits else [()] * _PERMIT_COLUMNS
         columns += zip(*changes, strict=True) if changes else [()] * _CHANGE_COLUMNS
         try:
@@ -128,7 +128,7 @@ class PostgresWriter(Writer):
         #: The holder of what is permitted here, and for how many seconds; nobody where this opening follows no asks.
         self.lease: tuple[int, float] = (0, UNHELD)
         #: Writes of payments whose purchases were not looked at, since the connection was lost.
-        self._paid: list[Write] = []
+        self._unchecked_payments: list[Write] = []
         self._work = asyncio.Event()
         self._stopping = False
         self._database: PostgresDatabase | None = PostgresDatabase(connection, server.statements)
@@ -208,8 +208,8 @@ class PostgresWriter(Writer):
         writes = writes_of(operations)
         try:
             database = await self._reach()
-            database.permits_of = (self.owner, *self.lease)
-            await write(database, writes, self._paid)
+            database.owner_and_lease = (self.owner, *self.lease)
+            await write(database, writes, self._unchecked_payments)
             await read(database, operations)
         except Exception as error:  # every waiting caller gets an answer
             self._lose()

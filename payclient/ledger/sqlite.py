@@ -173,7 +173,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Run what never waits to its end."""
+    """Run a coroutine to its end without a loop: it never waits."""
     with suppress(StopIteration):
         work.send(None)
 
@@ -224,6 +224,7 @@ class SqliteWriter(Writer):
             self.loop.call_soon_threadsafe(lambda: resolve(operations))
 
     def _run(self) -> None:
+        """Serve the queue until it ends. A fork waits while `in_sqlite` is held (`_begin_fork`)."""
         in_sqlite = threading.Lock()
         with _forking:
             _in_sqlite.add(in_sqlite)
@@ -239,7 +240,7 @@ class SqliteWriter(Writer):
         try:
             with in_sqlite:
                 file = self._open_file()
-        except BaseException as error:  # the opener's
+        except BaseException as error:  # which `SqliteLedger.open` raises
             self.opening.fail(error)
             self._answer([self.opening])
             return
@@ -259,7 +260,7 @@ class SqliteWriter(Writer):
                 log("critical", "ledger_thread_ended", "", what, type(error).__name__)
         with in_sqlite:
             file.close()
-        while operations:  # after a fault: answer what comes from now on, too
+        while operations:  # only after a fault: fail these, and all that comes until the order to end
             for each in operations:
                 each.fail(LedgerUnavailableError("the ledger's thread has ended: open the ledger again"))
             self._answer(operations)

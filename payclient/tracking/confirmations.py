@@ -107,10 +107,10 @@ class Confirmer:
         """Confirm a return once its write has ended, in whatever way: else the service reverses the payment."""
         if confirmation.stage is Stage.ARRIVED:
             confirmation.stage = Stage.IN_DOUBT
-        if self._asks.is_open or not confirmation.on_record:
-            self._poller.plan_form(form)
-        else:
+        if confirmation.on_record and not self._asks.is_open:
             form.close()  # the next process, which finds it in the ledger, confirms it
+        else:
+            self._poller.plan_form(form)
 
     def confirm_named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm transactions that were named to a form, without waiting; for None query whether it is paid.
@@ -167,10 +167,9 @@ class Confirmer:
     def _plan(
         self, form: ReturnedForm, transaction_id: int | None, stage: Stage = Stage.IN_DOUBT
     ) -> asyncio.Event:
-        """Plan the confirmation of a transaction, for None a query whether the form is paid; return its `tried`.
+        """Plan to confirm a transaction, for None to query whether the form is paid; return the event of its next try.
 
-        Transactions that may be confirmed already come first: a form has only one confirmed payment. `stage` is that of
-        a confirmation which begins.
+        Transactions in doubt come first: a form has only one confirmed payment. A new confirmation begins at `stage`.
         """
         now = self._clock.monotonic()
         form.begin_in_doubt(now)
@@ -369,7 +368,7 @@ class Confirmer:
 
     def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Plan to confirm what may have paid a form, but for what the report names; return whether that is anything."""
-        others = form.others_in_doubt(report)
+        others = form.others_that_may_have_paid(report)
         for transaction_id in others:
             if transaction_id not in form.confirmations:
                 self._plan(form, transaction_id)

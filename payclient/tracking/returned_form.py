@@ -94,7 +94,7 @@ class Confirmation:
 def read_confirmation(
     form: Record, transaction_id: int, report: StatusReport, at: float
 ) -> tuple[Reading, Stage]:
-    """Return what the answer to a confirmation means, and the stage of its id where that leaves the form open."""
+    """Return what an answer to a confirmation means, and its id's stage unless that, once written, decides the form."""
     if report.transaction_id != transaction_id:
         # A proxy may have given it to the wrong request: it settles nothing.
         return conflict(f"confirming transaction {transaction_id} answered another", at), Stage.IN_DOUBT
@@ -146,7 +146,7 @@ class ReturnedForm(Scheduled):
         """Return whether this id may be confirmed: it came before, or few others are open."""
         return transaction_id in self.confirmations or len(self.all_open()) < MOST_IDS
 
-    def others_in_doubt(self, report: StatusReport | None) -> set[int | None]:
+    def others_that_may_have_paid(self, report: StatusReport | None) -> set[int | None]:
         """Return the transactions that may have paid the form, as far as is known, without those that a report names.
 
         The service's list under our own id may lag behind, and another transaction than the reported one may be paid.
@@ -156,7 +156,7 @@ class ReturnedForm(Scheduled):
         return (unconfirmed | self.ids_at(*_MAY_BE_PAID)) - named
 
     def begin_in_doubt(self, now: float) -> Confirmation | None:
-        """Begin the confirmations of transactions that may be confirmed already, before all others; return the first.
+        """Begin the confirmations of transactions in doubt, before all others; return the first.
 
         Theirs is the ledger's order, so that processes that confirm one form at once confirm the same transaction.
         """
@@ -214,7 +214,7 @@ class ReturnedForm(Scheduled):
     def _next(self, now: float) -> Confirmation | None:
         """Return the open confirmation that is due first; of those that are due now, the one that was tried least.
 
-        The first id that may be confirmed already comes before the others: a form has only one confirmed payment.
+        The first id in doubt comes before the others: a form has only one confirmed payment.
         """
         waiting = [each for each in self.all_open() if each.stage is not Stage.ARRIVED]
         in_doubt = (each for each in waiting if each.transaction_id and each.stage is Stage.IN_DOUBT)
@@ -235,8 +235,8 @@ class ReturnedForm(Scheduled):
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
         current.stage = stage
         # The other ids wait for one that is in doubt (`_next`): all are given up together, after the last window.
-        is_alone = stage is not Stage.IN_DOUBT or current.transaction_id is None
-        together = [current] if is_alone else self.all_open()
+        is_waited_for = stage is Stage.IN_DOUBT and current.transaction_id is not None
+        together = self.all_open() if is_waited_for else [current]
         is_given_up = current.is_open and all(now - each.begun > self.window for each in together)
         if is_given_up:
             self.close(together)

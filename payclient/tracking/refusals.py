@@ -47,9 +47,8 @@ def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> boo
 
 
 def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str, int | None]]:
-    """Return the kind and the id to query attempts by: each that was named to them, the newest first, then None for our
-    own. An id may have been that of a sale and of a form.
-    """
+    """Return kinds and ids to query attempts by: what was named to them, the newest first, then None: by our own id."""
+    # An id may have been that of a sale and of a form.
     newest = attempts[::-1]
     named = ((one.kind, each) for one in newest for each in reversed(one.candidate_ids) if each != DROPPED)
     ids: list[tuple[str, int | None]] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
@@ -107,7 +106,7 @@ class Refusals:
     async def _find_refused(
         self, before: Record, doubted: Sequence[Record], *, was_created: bool
     ) -> Record | None:
-        """Do what `find_ended` does for a refused ask. `was_created`: an answer named what was created."""
+        """Do what `find_ended` does for a refused ask. `doubted` attempts may exist; if `was_created`, one does."""
         identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
         if report is None and was_created and not self._poller.policy.can_always_query:
             words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
@@ -118,25 +117,25 @@ class Refusals:
         if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
             return newest  # another process has sent it since, which was found
         if self._poller.confirmer.confirm_first(before, report):
-            report = attrs.evolve(report, state="Pendiente")
+            report = attrs.evolve(report, state="Pendiente")  # until the confirmations have an answer
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
-        before = await self._queries.write(before, reading)
-        is_paid = before.state is State.ACCEPTED
+        after = await self._queries.write(before, reading)
+        is_paid = after.state is State.ACCEPTED
         if report.state in ("Pendiente", None):
             words = "an earlier attempt of this sale waits for the customer"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         # "Cancelado" is final once nobody can approve it any more (§3).
-        if report.state == "Cancelado" and now < max(map(policy.longest_end, (before, *doubted))):
+        if report.state == "Cancelado" and now < max(map(policy.longest_end, (after, *doubted))):
             words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:
             words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
-        return before if is_paid else None
+        return after if is_paid else None
 
     async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
-        """Do what `_find` does. Raises `NotSentError` where that fails, or leaves a doubt."""
+        """Return what `_find` finds. Raises `NotSentError` where that fails, or under this token proves nothing."""
         identifier, is_notified = before.client_transaction_id, any(map(attrgetter("notified_at"), doubted))
         if is_notified and not _ids_to_query(doubted, self._poller.policy):
             words = "an earlier attempt may exist: it was notified, and no query can find it"
@@ -147,8 +146,8 @@ class Refusals:
             why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
             words = f"an earlier attempt may exist, and cannot be queried ({why})"
             raise NotSentError(words, client_transaction_id=identifier) from None
-        doubts = report is not None or is_notified
-        if doubts and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
+        has_trace = report is not None or is_notified
+        if has_trace and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
             found = "not found" if report is None else "found"
             words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
             raise NotSentError(words, client_transaction_id=identifier)

@@ -218,7 +218,7 @@ class OpenAsks:
             ask.slot = None  # the time for which it was planned before does not count
 
     def _defer_lease(self, ask: Followed, seconds: float) -> None:
-        """Put the renewal of an expired ask's lease off until its next look, in so many seconds."""
+        """Renew an expired ask's lease only at its next look, in so many seconds. Other leases stay as they are."""
         if self.leases is None or ask.followed_elsewhere or ask.record.state is not State.EXPIRED:
             return
         if ask.record.kind == "form" and customer_acted(ask.record):

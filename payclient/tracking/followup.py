@@ -373,7 +373,7 @@ class Policy:
         return ask.begun + 2 * self.total_timeout
 
     def next_look(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is looked at next; None: no more. Sets `waits_over` where no query is left for one."""
+        """Return when the ask is looked at next; None: no more. Sets `waits_over`, and counts `notified_queries`."""
         record, expires = ask.record, ask.expires
         can_query = self.can_find(record)
         if record.state.decided:
@@ -382,7 +382,7 @@ class Policy:
             return self._ended_elsewhere_at(ask, now)
         is_notified = record.notified_at is not None and record.state is PENDING
         if ask.queried_at == NEVER and is_notified and not ask.waits_over:
-            # A notification came before the answer to our POST.
+            # Notified before the answer to our POST: the series of queries after a notification begins.
             ask.notified_queries, ask.waits_over = 0, not can_query
             return AT_ONCE if can_query else expires
         if not can_query:

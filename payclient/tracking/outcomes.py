@@ -239,7 +239,7 @@ class PendingSale:
 
 
 async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> None:
-    """Wait until the waits for an ask end. Raises `StillPendingError` after `timeout` seconds."""
+    """Wait until an ask is decided, or has no query left. Raises `StillPendingError` after `timeout` seconds."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if ask.waiters is None:
         ask.waiters = set()

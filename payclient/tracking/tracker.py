@@ -350,7 +350,7 @@ class Tracker:
         return await self._poller.finish(self._decide(record, decision), client_transaction_id, words)
 
     async def _read(self, client_transaction_id: str) -> Record | None:
-        """Return the ledger's record, to send or decide something of it now.
+        """Return the ledger's record, to send or decide something of it now. None: the ledger has lost the sale.
 
         Raises `TrackerClosedError`, also where the tracker closes meanwhile: no close waits for what begins after it.
         """

@@ -388,7 +388,7 @@ class CheckedModel:
         return {name: faults for name, faults in found.items() if faults}
 
     def _check(self) -> None:
-        """Raise for every fault at once. No local variable of this frame holds a value: error trackers show them."""
+        """Raise for all faults at once, or make texts plain. No local variable has a value: error trackers show it."""
         if faults := self._find_faults():
             errors = [field_fault(name, *descriptions) for name, descriptions in faults.items()]
             identifier = getattr(self, "client_transaction_id", None)

@@ -321,7 +321,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
-        if isinstance(sent, float):
+        if isinstance(sent, float):  # the seconds to the next try
             await self._queue_later(lane, sent)
             return
         lane.rows.pop(0)
@@ -396,9 +396,9 @@ class Charges(AsyncIterator[ChargeResult]):
         return None if self._wait is None else max(began + self._wait - self._clock.monotonic(), 0.0)
 
     async def _wait_for_result(self, pending: PendingSale, began: float) -> bool:
-        """Wait until a sale is decided, or for `wait` seconds.
+        """Wait until a sale is decided, or for `wait` seconds; return True then.
 
-        False: by the clock its customer is free already; its last queries may be to come.
+        Returns False once its customer is free by the clock, while its last queries may be to come.
         """
         while (seconds := self._busy_for(pending, began)) > 0:
             left = self._left(began)

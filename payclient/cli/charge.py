@@ -116,7 +116,7 @@ def charge(
 
 
 def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
-    """Return the files of the options that every charge needs."""
+    """Return the files that every charge reads by its options: no output may go there."""
     kind, _, place = (options.ledger or "").partition(":")
     return {
         "--ledger": Path(place) if kind == "sqlite" else None,

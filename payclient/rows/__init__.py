@@ -165,7 +165,7 @@ def _compare_total(total: Row, rows: Iterable[Row], header: Columns, mark: str |
 
 
 def _amount_texts(rows: Iterable[Row], header: Columns, form: Format) -> Iterator[str]:
-    """Return every amount that is a text."""
+    """Yield the amounts that are texts, which prove the decimal mark."""
     for row in rows:
         if len(row.cells) == len(header.names):
             found = header.by_field(row.cells)

@@ -336,7 +336,8 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
     """Return why an event, though its state takes it, may be older than what is known by now; None where it is not."""
     match event:
         case FoundAccepted() if record.state is State.REVERSING:
-            if seen.state is not State.REVERSING or event.at < (record.expires_at or 0.0):
+            # No wall clock says when it has ended: `Policy.reversal_may_be_on_its_way` does.
+            if seen.state is not State.REVERSING or seen.expires_at != record.expires_at:
                 return "the request to give it back may be on its way"
         case FoundCancelled() if record.state in PAID and seen.state not in PAID:
             return "the report may be older than the payment"

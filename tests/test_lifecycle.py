@@ -179,8 +179,11 @@ def test_what_is_given_back_keeps_the_receipt_of_its_approval() -> None:
     assert (reversing.decided_at, reversing.expires_at, reversing.receipt) == (None, 332.0, '{"b": 2}')
     # An answer from before the request left says nothing of what came of it.
     with pytest.raises(TransitionError, match="on its way"):
-        advance(reversing, FoundAccepted(at=331.9))
-    assert advance(reversing, FoundAccepted(at=332.0)).state is ACCEPTED
+        advance(reversing, FoundAccepted(at=400.0), paid)
+    with pytest.raises(TransitionError, match="on its way"):
+        advance(reversing, FoundAccepted(at=400.0), attrs.evolve(reversing, expires_at=300.0))
+    # Whatever the wall clock did since.
+    assert advance(reversing, FoundAccepted(at=5.0), reversing).state is ACCEPTED
     back = advance(reversing, FoundCancelled(at=5.0, reason="given back (34)", receipt='{"c": 3}'))
     assert (back.reason, back.receipt, back.decided_at) == ("given back (34)", '{"b": 2}', 5.0)
 
@@ -465,7 +468,7 @@ def test_no_history_leaves_the_tables_paths(happened: list[tuple[Event, int]]) -
             other |= isinstance(event, Reversed) and seen.transaction_id not in (None, before.transaction_id)
             # The request to give it back may still be on its way, or its end is an earlier one's.
             early = before.state is REVERSING and isinstance(event, FoundAccepted)
-            early = early and (seen.state is not REVERSING or event.at < (before.expires_at or 0.0))
+            early = early and (seen.state is not REVERSING or seen.expires_at != before.expires_at)
             early |= isinstance(event, (ReversalNotSent, ReversalRefused)) and seen != before
             # It was paid meanwhile; or what was named meanwhile may be paid.
             paid = isinstance(event, FoundCancelled) and seen.state not in (ACCEPTED, REVERSING)

@@ -625,6 +625,17 @@ async def test_a_wall_clock_that_jumps_calls_nothing_paid_that_is_being_given_ba
         assert (outcome.state, outcome.paid) == (State.REVERSED, False)
 
 
+async def test_a_wall_clock_that_was_set_back_holds_no_reversal(service: Service) -> None:
+    """By a day, after its permit: "accepted" counts once the request cannot be on its way, by the monotonic clock."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        service.reverse_scripts = [(ConnectionResetError(), False)]
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        service.clock.jump_wall(-86_400)
+        await service.clock.advance(200)
+        assert (await record_in(service.ledger)).state is State.ACCEPTED
+
+
 async def test_a_second_reversal_counts_its_own_time(service: Service) -> None:
     """The payment was looked at since the first one was refused: "accepted" says nothing while the second is sent."""
     gate = Gate()

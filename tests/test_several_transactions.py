@@ -1071,6 +1071,19 @@ async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
         assert service.queried_at[-1] - service.queried_at[-4] >= 2 + 4 + 8
 
 
+async def test_a_wall_clock_that_was_set_back_puts_no_query_of_what_exists_off(service: FakeService) -> None:
+    """By a day, between two runs: the next one queries once more what was refused as existing, ten minutes later."""
+    service.scripts = [posted(1, BUSY)]
+    service.status_scripts = [lambda: answer(200, [])]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    service.clock.jump_wall(-86_400)
+    async with tracking(service, service.ledger) as tracker:
+        service.decide("Aceptado")
+        await service.clock.advance(650)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
 @pytest.mark.parametrize("word", ["Pendiente", "Cancelado", None])
 async def test_a_refused_attempt_stays_refused_on_any_other_word(
     service: FakeService, word: str | None, caplog: pytest.LogCaptureFixture

@@ -103,7 +103,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
     First write which purchases were paid twice, where a process ended before it wrote that.
     """
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
-    can_query = poller.policy.can_query and not forms_only
+    can_query, absent_after = poller.policy.can_query and not forms_only, poller.policy.absent_after
     if isinstance(ledger, Shared):
         await ledger.note_overpaid(now)
     if not confirmer.confirms and not can_query:
@@ -113,8 +113,10 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
         elif can_query:
-            for due in await _queries_due(ledger, record, poller.policy.absent_after):
-                poller.recheck(record, after=None if due is None else max(due - now, 0.0))
+            for due in await _queries_due(ledger, record, absent_after):
+                # Never later than from now on, however the wall clock was set back between two runs.
+                after = None if due is None else min(max(due - now, 0.0), absent_after)
+                poller.recheck(record, after=after)
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:

@@ -440,6 +440,21 @@ async def test_a_wall_clock_that_is_set_back_holds_no_customer_for_as_long(
     assert 300 <= service.posted_at["row-1"] <= 1000
 
 
+async def test_a_wall_clock_that_is_set_forward_frees_no_customer(service: FakeService) -> None:
+    """By an hour, amid a batch: the next row waits for as long as the customer can approve the first."""
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, rows(2, customers=1), wait=5) as results,
+    ):
+        reading = asyncio.create_task(all_of(results))
+        await service.clock.advance(3)
+        service.clock.jump_wall(3600)
+        for _ in range(400):
+            await service.clock.advance(1)
+        assert len(await reading) == 2
+    assert 300 <= service.posted_at["row-1"] <= 320
+
+
 async def test_a_limited_wait_does_not_begin_anew(service: FakeService) -> None:
     """An unknown sale that is found has its five minutes from then on."""
     service.scripts = [lost_answer]

@@ -293,6 +293,19 @@ async def test_the_wait_ends_with_the_time_and_not_with_a_verdict(service: FakeS
         assert sale_status(unknown) == {"waiting": False, "paid": None, "state": "unknown", "remaining": 0.0}
 
 
+@pytest.mark.parametrize("seconds", [-86_400, 3600])
+async def test_a_wall_clock_that_jumps_changes_no_time_left(service: FakeService, seconds: float) -> None:
+    """The page counted down from a day of an unknown sale, or sent away who could still approve."""
+    service.scripts = [lost_answer]
+    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
+        unknown = await tracker.sale(sale("unknown"))
+        service.clock.jump_wall(seconds)
+        await service.clock.advance(100)
+        assert (is_waiting(unknown), sale_status(unknown)["remaining"]) == (True, 230.0)
+        await service.clock.advance(235)
+        assert not is_waiting(unknown)
+
+
 async def test_a_payment_on_its_way_back_is_not_waited_for() -> None:
     """There is nothing for the customer to approve on the phone any more."""
     service = Reversing()

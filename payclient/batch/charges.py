@@ -360,8 +360,8 @@ class Charges(AsyncIterator[ChargeResult]):
     def _busy_for(self, pending: PendingSale, began: float) -> float:
         """Return the seconds until a sale's customer is free by the clock, at the latest. Followed since `began`."""
         grace = self._late if pending.state is State.UNKNOWN else 0.0
-        seconds = (pending.expires_at or 0.0) + grace - self._clock.time()
-        return min(seconds, began + self._longest - self._clock.monotonic())  # the wall clock may be set back
+        # Of what is not followed the wall clock says it, which may be set back.
+        return min(pending._left() + grace, began + self._longest - self._clock.monotonic())
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""

@@ -186,9 +186,15 @@ class PendingSale:
 
     @property
     def remaining(self) -> float:
-        """Seconds until `expires_at`, at least 0."""
-        expires_at = self.record.expires_at
-        return 0.0 if expires_at is None else max(expires_at - self._poller.clock.time(), 0.0)
+        """Seconds until the customer can no longer approve, at least 0, whatever the wall clock does meanwhile."""
+        return max(self._left(), 0.0)
+
+    def _left(self) -> float:
+        """Return what `remaining` does, less than 0 later; by the wall clock only where it is not followed here."""
+        expires_at, ask, clock = self.record.expires_at, self._ask, self._poller.clock
+        if expires_at is None:
+            return 0.0
+        return expires_at - clock.time() if ask is None else ask.expires - clock.monotonic()
 
     @property
     def notified_at(self) -> float | None:

@@ -75,7 +75,11 @@ def start(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]] | None = 
     An eager task may have ended before its creator has stored it, and then would stay stored for ever.
     """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work if loop.get_task_factory() is None else _later(work))
+    if loop.get_task_factory() is None:
+        task = loop.create_task(work)
+    else:
+        task = loop.create_task(_later(work))
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
     if tasks is not None:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -83,11 +87,8 @@ def start(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]] | None = 
 
 
 async def _later(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        await asyncio.sleep(0)
-        return await work
-    finally:
-        work.close()  # where it was cancelled before it began
+    await asyncio.sleep(0)
+    return await work
 
 
 async def sleep(clock: Clock, seconds: float) -> None:

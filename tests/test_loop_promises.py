@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 
@@ -822,3 +824,16 @@ async def test_work_that_others_cancel_is_late() -> None:
     work.cancel()
     with pytest.raises(TimeoutError):
         await call
+
+
+async def test_what_is_cancelled_before_it_begins_is_no_warning(service: FakeService) -> None:
+    """A factory that names the tasks of a program is not asyncio's eager one: its tasks begin later, or never."""
+    asyncio.get_running_loop().set_task_factory(
+        lambda loop, work, **options: asyncio.Task(work, loop=loop, **options | {"name": "ours"})
+    )
+    async with tracking(service) as tracker:
+        with warnings.catch_warnings(record=True, action="always") as warned:
+            async with charge_all(tracker, [sale("order-1")]):
+                """It is left at once."""
+            gc.collect()
+    assert not [each.message for each in warned]

@@ -15,7 +15,7 @@ from payclient.errors import LedgerError, NotSentError, StillPendingError, Usage
 from payclient.lifecycle import State
 from payclient.logs import Log
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.outcomes import PendingSale, seconds_left
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.tracker import Tracker
 from payclient.validation import check_type, is_positive
@@ -361,7 +361,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Return the seconds until a sale's customer is free by the clock, at the latest. Followed since `began`."""
         grace = self._late if pending.state is State.UNKNOWN else 0.0
         # Of what is not followed the wall clock says it, which may be set back.
-        return min(pending._left() + grace, began + self._longest - self._clock.monotonic())
+        return min(seconds_left(pending) + grace, began + self._longest - self._clock.monotonic())
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""

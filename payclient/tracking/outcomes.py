@@ -187,14 +187,7 @@ class PendingSale:
     @property
     def remaining(self) -> float:
         """Seconds until the customer can no longer approve, at least 0, whatever the wall clock does meanwhile."""
-        return max(self._left(), 0.0)
-
-    def _left(self) -> float:
-        """Return what `remaining` does, less than 0 later; by the wall clock only where it is not followed here."""
-        expires_at, ask, clock = self.record.expires_at, self._ask, self._poller.clock
-        if expires_at is None:
-            return 0.0
-        return expires_at - clock.time() if ask is None else ask.expires - clock.monotonic()
+        return max(seconds_left(self), 0.0)
 
     @property
     def notified_at(self) -> float | None:
@@ -242,6 +235,14 @@ class PendingSale:
         if record.state is not self.state and record.attempt == self.attempt:
             self._record, self._ask = record, self._poller.asks.follow(record)
         return Outcome.of(record, report=report)
+
+
+def seconds_left(sale: PendingSale) -> float:
+    """Return what `remaining` says, less than 0 later; by the wall clock only where the sale is not followed here."""
+    expires_at, ask, clock = sale.record.expires_at, sale._ask, sale._poller.clock
+    if expires_at is None:
+        return 0.0
+    return expires_at - clock.time() if ask is None else ask.expires - clock.monotonic()
 
 
 async def _wait_for_end(clock: Clock, ask: Followed, timeout: float | None) -> None:

@@ -89,6 +89,22 @@ async def test_no_link_is_handed_out_after_a_long_pause(service: FakeService) ->
         assert await service.ledger.links("cart-9", service.clock.time()) == {}
 
 
+async def test_no_link_is_handed_out_dead_though_the_wall_clock_was_set_back(service: FakeService) -> None:
+    """By an hour: here its age is known all the same; the next process knows of none, and hands out nothing."""
+    async with tracking(service) as tracker:
+        await tracker.live_form("cart", request)
+        service.clock.jump_wall(-3600)
+        await service.clock.advance(530)
+        assert await several(tracker, 1) == {"P1"}
+        async with tracking(service, service.ledger) as other:
+            await error_of(payclient.PurchaseOpenError, other.live_form("cart", request))
+        await service.clock.advance(20)  # less than the margin is left
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
+        assert (await tracker.live_form("cart", request, margin=0)).payment_id == "P1"
+        await service.clock.advance(60)
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request, margin=0))
+
+
 async def several(tracker: payclient.Tracker, count: int) -> set[str]:
     """The payment ids of the forms that so many get at once."""
     forms = await asyncio.gather(*(tracker.live_form("cart", request) for _ in range(count)))

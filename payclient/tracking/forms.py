@@ -52,6 +52,10 @@ APART = 0.5
 #: Seconds from one look to the next at a form that another process prepares right now.
 LOOK_AGAIN = 0.05
 
+#: Seconds by which another machine's clock may be ahead of this one's. Nobody knows how old a form is that was prepared
+#: later than that: by a clock that was set back since.
+MOST_AHEAD = 60.0
+
 
 def _hide(url: str | Secret[str]) -> Secret[str]:
     return Secret.of(url)
@@ -194,8 +198,9 @@ class Forms:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
-        #: By client transaction id, those that were prepared or handed out here.
-        self._known: dict[str, PaymentForm] = {}
+        #: By client transaction id, those that were prepared or handed out here, and when each is dead at the latest
+        #: by the monotonic clock.
+        self._known: dict[str, tuple[PaymentForm, float]] = {}
         #: By purchase, the form that is being prepared, which all callers share.
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
 
@@ -214,16 +219,16 @@ class Forms:
             words = "the ledger has lost the form, as by a failover, and would know of no payment; prepare another form"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
-        form = self._form(identifier, attempt.result, attempt.record.created_at)
+        form, _ = self._form(identifier, attempt.result, attempt.record.created_at)
         if not form.is_live(self._clock.time()):
             words = "the process stood still until the links were no longer safe to hand out; prepare another form"
             raise OutcomeUnknownError(words, client_transaction_id=identifier)
         return form
 
-    def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:
-        """Return the form that is known under the id, or make it known. The oldest are dropped once they are dead."""
+    def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> tuple[PaymentForm, float]:
+        """Return what is known of a form under the id, or make it known. The oldest are dropped once they are dead."""
         now = self._clock.time()
-        while self._known and not self._known[oldest := next(iter(self._known))].is_live(now):
+        while self._known and not self._known[oldest := next(iter(self._known))][0].is_live(now):
             del self._known[oldest]
         form = PaymentForm(
             client_transaction_id=identifier,
@@ -232,7 +237,8 @@ class Forms:
             result=result,
             lifetime=self._lifetime,
         )
-        return self._known.setdefault(identifier, form)
+        dead_at = self._clock.monotonic() + min(prepared_at - now, 0.0) + self._lifetime
+        return self._known.setdefault(identifier, (form, dead_at))
 
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
@@ -296,17 +302,21 @@ class Forms:
         links = await self._ledger.links(key, now) if holders else {}
         for each in reversed(holders):
             identifier = each.client_transaction_id
-            form = self._known.get(identifier)
-            if form is None and identifier in links:
+            known = self._known.get(identifier)
+            if known is None and identifier in links and each.created_at <= now + MOST_AHEAD:
                 kept = orjson.loads(links[identifier])
                 field = self._poller.session.profile.wallet_link_field
                 result = PrepareResult(
                     payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
                 )
-                form = self._form(identifier, result, each.created_at)
-            if form is not None and form.is_live(self._clock.time() + margin):
-                return form
+                known = self._form(identifier, result, each.created_at)
+            if known is not None and self._is_live(*known, margin):
+                return known[0]
         return None
+
+    def _is_live(self, form: PaymentForm, dead_at: float, margin: float) -> bool:
+        """Return whether a form lives so many seconds more, by both clocks: the wall clock may have been set back."""
+        return form.is_live(self._clock.time() + margin) and self._clock.monotonic() + margin < dead_at
 
 
 def _free_id(key: str, asks: list[Record], max_lengths: Mapping[str, int]) -> str:

@@ -467,6 +467,18 @@ async def test_the_window_of_a_sale_counts_from_its_latest_send(service: Withhel
         assert (pending.state, pending.expires_at) == (State.UNKNOWN, service.clock.time() + 30 + 300)
 
 
+async def test_a_wall_clock_that_is_set_forward_amid_a_send_ends_no_window_early(service: Withheld) -> None:
+    """By an hour, and the answer is lost: its customer has the whole window, and the wait lasts as long."""
+    script = when(lambda: service.clock.jump_wall(3600), lost_request)
+    async with selling(service, script, profile=NO_QUERY) as (_, pending):
+        assert (pending.state, pending.expires_at) == (State.UNKNOWN, service.clock.time() + 300)
+        waiting = asyncio.create_task(pending.wait())
+        await service.clock.advance(290)
+        assert not waiting.done()
+        await service.clock.advance(60)
+        assert (await waiting).paid is None
+
+
 async def test_a_wall_clock_set_back_between_two_runs_keeps_no_wait_for_ever(service: Withheld) -> None:
     """By its record the sale ends tomorrow: it is over a whole life from now, all the same."""
     async with selling(service):

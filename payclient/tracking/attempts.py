@@ -395,6 +395,8 @@ class Attempts:
             del self._answered[next(iter(self._answered))]
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
-        # Not too early: the request may have reached the service as late as the total time-out.
-        end = self._poller.policy.longest_end(record)
-        return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
+        # Not too early: the request may have reached the service as late as the total time-out; and the wall clock may
+        # have been set forward since the permit.
+        at, policy = self._clock.time(), self._poller.policy
+        end = max(policy.longest_end(record), at + policy.life[record.kind])
+        return Lost(at=at, expires_at=end, candidate_id=candidate_id)

@@ -24,9 +24,12 @@ from fake_service import (
     lost_answer,
     lost_request,
     outcome_of,
+    pending_of,
     record_in,
+    reset,
     sale,
     selling,
+    tracking,
 )
 from payclient.errors import InvalidNotificationError
 from payclient.notifications import is_notification_key, parse_return
@@ -151,6 +154,21 @@ async def test_a_wall_clock_that_was_set_back_mutes_no_conflict(service: FakeSer
             service.clock.jump_wall(-3600)
             await service.clock.advance(1)
     assert (await events_of(service.ledger)).count("Conflicted") == 2
+
+
+async def test_a_wall_clock_that_was_set_back_hides_no_late_notification(service: FakeService) -> None:
+    """By its times it came an hour before the decision; the process ended before its query had an answer."""
+    async with selling(service) as (tracker, pending):
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).paid is False
+        service.clock.jump_wall(-3600)
+        service.status_scripts = [reset] * 5
+        assert await tracker.notify(hint()) is Receipt.LATE
+    service.status_scripts = []
+    service.decide("Aceptado")
+    async with tracking(service, service.ledger) as tracker:
+        await service.clock.advance(10)
+        assert (await pending_of(tracker)).outcome.paid is True
 
 
 async def test_another_id_of_a_paid_sale_is_a_conflict_too(service: FakeService) -> None:

@@ -27,6 +27,10 @@ LOOK_BACK = 86_400.0
 #: Seconds by which a change may stand in the feed behind what came later: the ledger failed, or clocks differ.
 DISORDER = 3600.0
 
+#: Seconds within which a notification is followed by the decision that its query brings. A notification that is longer
+#: before one may have come after it: the wall clock was set back between the two.
+DECIDED_BY_IT = 60.0
+
 #: Seconds after which `look_back` begins again where the ledger failed.
 AGAIN = 60.0
 
@@ -143,7 +147,9 @@ async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> l
     """Return when an unpaid attempt is queried once more: None, now, if notified; a UTC time if refused as existing."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
-    if not is_refused and (notified_at is None or notified_at < decided_at):
+    # For most of what is notified and then decided, no history is read.
+    came_before = notified_at is None or 0.0 < decided_at - notified_at < DECIDED_BY_IT
+    if not is_refused and came_before:
         return []
     history = await ledger.history(unpaid.client_transaction_id)
     dues: list[float | None] = []

@@ -1038,6 +1038,21 @@ async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(
         assert (await tracker.returned(query)).paid is False  # reversed meanwhile
 
 
+async def test_a_wall_clock_that_is_set_forward_hides_no_confirmed_payment(service: FakeService) -> None:
+    """By two hours, in an outage: the form had been closed, and was paid and confirmed without an answer."""
+    async with prepared(service) as tracker:
+        assert (await tracker.returned(back(0))).state is State.CANCELLED
+        query = service.pay("form-1")
+        service.confirmed.add(5001)
+        service.confirm_scripts = service.status_scripts = [reset] * 1000
+        await tracker.returned(query)
+        service.clock.jump_wall(7200)
+        await service.clock.advance(400)
+        service.confirm_scripts, service.status_scripts = [], []
+        await service.clock.advance(60)
+        assert await state_of(service) is State.ACCEPTED
+
+
 async def test_a_short_window_is_over_sooner(service: FakeService) -> None:
     assert BLIND.confirm is not None
     profile = attrs.evolve(BLIND, confirm=attrs.evolve(BLIND.confirm, window=60.0))

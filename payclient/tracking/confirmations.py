@@ -284,8 +284,10 @@ class Confirmer:
         if given_up and current.transaction_id is not None:
             identifier = record.client_transaction_id
             log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-        # A confirmation was carried out, or may have been: query until there is an answer.
-        may_be_paid = given_up and self._clock.time() < policy.closed_until(record)
+        # A confirmation was carried out, or may have been: query until there is an answer; at least for a window, since
+        # the wall clock, by which the form's links are dead, may have been set forward.
+        is_first = current.transaction_id is not None
+        may_be_paid = given_up and (is_first or self._clock.time() < policy.closed_until(record))
         polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
         if polling_ended and (may_be_paid or current.stage is Stage.NAMELESS):
             form.begin(None, now)

@@ -1071,6 +1071,21 @@ async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
         assert service.queried_at[-1] - service.queried_at[-4] >= 2 + 4 + 8
 
 
+async def test_a_wall_clock_that_is_set_forward_makes_no_cancelled_twin_final(service: FakeService) -> None:
+    """By an hour: the customer may still approve what the service calls cancelled, and nothing is sent beside it."""
+    service.scripts = [posted(1, BUSY)]
+    service.status_scripts = [lambda: answer(200, [])]
+    async with tracking(service) as tracker:
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        service.decide("Cancelado")
+        service.clock.jump_wall(3600)
+        await service.clock.advance(20)
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+        assert service.posted == {"order-17": 1}
+        await service.clock.advance(320)
+        await tracker.sale(sale())
+
+
 async def test_a_wall_clock_that_was_set_back_puts_no_query_of_what_exists_off(service: FakeService) -> None:
     """By a day, between two runs: the next one queries once more what was refused as existing, ten minutes later."""
     service.scripts = [posted(1, BUSY)]

@@ -125,14 +125,23 @@ class Refusals:
         if report.state in ("Pendiente", None):
             words = "an earlier attempt of this sale waits for the customer"
             raise CustomerBusyError(words, client_transaction_id=identifier)
-        # "Cancelado" is final once nobody can approve it any more (§3).
-        if report.state == "Cancelado" and now < max(map(policy.longest_end, (after, *doubted))):
+        if report.state == "Cancelado" and self._may_be_approved(after, doubted):
             words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
             raise CustomerBusyError(words, client_transaction_id=identifier)
         if report.state == "Aceptado" and not is_paid:
             words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return after if is_paid else None
+
+    def _may_be_approved(self, refused: Record, doubted: Sequence[Record]) -> bool:
+        """Return whether an attempt may still be approved, so that "Cancelado" is not final (§3).
+
+        By both clocks, where it was sent here a moment ago: the wall clock may have been set forward since.
+        """
+        policy, clock = self._poller.policy, self._poller.clock
+        ask = self._poller.asks.find(refused.client_transaction_id)
+        is_open_here = ask is not None and clock.monotonic() < ask.expires + policy.total_timeout
+        return is_open_here or clock.time() < max(map(policy.longest_end, (refused, *doubted)))
 
     async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
         """Return what `_find` finds. Raises `NotSentError` where that fails, or under this token proves nothing."""

@@ -36,6 +36,7 @@ from fake_service import (
     outcome_of,
     pending_of,
     record_in,
+    refusal,
     sale,
     seen_dead,
     selling,
@@ -631,6 +632,27 @@ async def test_who_has_no_answer_leaves_what_it_holds_to_others(
         service.truth["order-17"] = (now() + 20, "Aceptado")
         async with asyncio.timeout(240):
             assert (await (await pending_of(other)).wait()).paid
+
+
+@in_virtual_time
+async def test_what_another_account_could_not_find_is_followed_by_who_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its operator reads the warning, and starts it anew with the right token: it was put off for a year."""
+    ledger, service = SharedLedger(), Service()
+    monkeypatch.setattr(leases, "RENEW", 10.0)
+
+    async def another_account(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        return answer(200, []) if "client" in request.path else refusal(20, status=404)
+
+    async with tracking(service, ledger=ledger) as one:
+        await one.sale(sale())
+    service.truth["order-17"] = (now() + 20, "Aceptado")
+    async with tracking(service, SharedLedger(ledger), token="token-2", transport=another_account):
+        await asyncio.sleep(3 * 86_400)
+    async with tracking(service, SharedLedger(ledger)):
+        await asyncio.sleep(120)
+    assert (await record_in(ledger)).state is State.ACCEPTED
 
 
 async def test_a_deaf_follower_queries_what_another_was_told(

@@ -23,7 +23,7 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.schedule import FINAL_QUERY_DELAYS
-from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled, customer_acted
+from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled, awaits_last_query, customer_acted
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_DAY, A_YEAR, Leases
 
@@ -221,8 +221,9 @@ class OpenAsks:
         """Renew an expired ask's lease only at its next look, in so many seconds. Other leases stay as they are."""
         if self.leases is None or ask.followed_elsewhere or ask.record.state is not State.EXPIRED:
             return
-        if ask.record.kind == "form" and customer_acted(ask.record):
-            seconds = 0.0  # any process confirms it where this one ends
+        is_unsettled = self.policy.can_query and awaits_last_query(ask.record)
+        if is_unsettled or (ask.record.kind == "form" and customer_acted(ask.record)):
+            seconds = 0.0  # any process queries or confirms it where this one ends
         elif not self.policy.can_query:  # another process may query it: after an upgrade, say
             seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
         self.leases.defer(ask.record.client_transaction_id, seconds)

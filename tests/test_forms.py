@@ -105,6 +105,21 @@ async def test_no_link_is_handed_out_dead_though_the_wall_clock_was_set_back(ser
         await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request, margin=0))
 
 
+async def test_a_form_that_was_loaded_is_handed_out_while_its_links_live(service: FakeService) -> None:
+    """Both were loaded after five minutes, and live ten minutes from then, whatever the wall clock says."""
+    async with tracking(service) as tracker:
+        form = await tracker.live_form("cart", request)
+        await service.clock.advance(300)
+        for link in form.links.values():
+            link.mark_loaded(service.clock.time())
+        await service.clock.advance(400)
+        assert await several(tracker, 1) == {"P1"}
+        service.clock.jump_wall(-3600)
+        await service.clock.advance(150)  # less than the margin is left
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
+        assert (await tracker.live_form("cart", request, margin=0)).payment_id == "P1"
+
+
 async def several(tracker: payclient.Tracker, count: int) -> set[str]:
     """The payment ids of the forms that so many get at once."""
     forms = await asyncio.gather(*(tracker.live_form("cart", request) for _ in range(count)))

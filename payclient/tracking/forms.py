@@ -198,8 +198,8 @@ class Forms:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
-        #: By client transaction id, those that were prepared or handed out here, and when each is dead at the latest
-        #: by the monotonic clock.
+        #: By client transaction id, those that were prepared or handed out here, and by how many seconds the wall clock
+        #: was ahead of the monotonic one then.
         self._known: dict[str, tuple[PaymentForm, float]] = {}
         #: By purchase, the form that is being prepared, which all callers share.
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
@@ -237,8 +237,8 @@ class Forms:
             result=result,
             lifetime=self._lifetime,
         )
-        dead_at = self._clock.monotonic() + min(prepared_at - now, 0.0) + self._lifetime
-        return self._known.setdefault(identifier, (form, dead_at))
+        ahead = max(prepared_at, now) - self._clock.monotonic()
+        return self._known.setdefault(identifier, (form, ahead))
 
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
@@ -314,9 +314,9 @@ class Forms:
                 return known[0]
         return None
 
-    def _is_live(self, form: PaymentForm, dead_at: float, margin: float) -> bool:
+    def _is_live(self, form: PaymentForm, ahead: float, margin: float) -> bool:
         """Return whether a form lives so many seconds more, by both clocks: the wall clock may have been set back."""
-        return form.is_live(self._clock.time() + margin) and self._clock.monotonic() + margin < dead_at
+        return form.is_live(max(self._clock.time(), self._clock.monotonic() + ahead) + margin)
 
 
 def _free_id(key: str, asks: list[Record], max_lengths: Mapping[str, int]) -> str:

@@ -659,6 +659,33 @@ async def test_a_second_reversal_counts_its_own_time(service: Service) -> None:
         assert (await second).state is State.REVERSED
 
 
+async def test_a_second_reversal_counts_its_own_time_where_nothing_was_heard_of_the_end_of_the_first(
+    service: Service,
+) -> None:
+    """A page of another process looked at the first: "accepted" says nothing while the second is sent."""
+    gate, ledger = Gate(), SharedLedger()
+    slow = gate.before(service, "/api/Reverse")
+    gate.go.set()
+    service.reverse_scripts = [(ConnectionResetError(), False)]
+    async with (
+        tracking(service, ledger, PROFILE, transport=slow) as tracker,
+        tracking(service, SharedLedger(ledger), PROFILE) as other,
+    ):
+        pending = await paid(service, tracker)
+        ledger.watchers.clear()
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        assert (await (await pending_of(other)).check()).paid is None
+        await service.clock.advance(65)
+        assert (await (await pending_of(tracker)).check()).paid is True
+        gate.go.clear()
+        gate.there.clear()
+        second = asyncio.ensure_future(tracker.reverse(await pending_of(tracker)))
+        await gate.there.wait()
+        assert (await (await pending_of(other)).check()).paid is None
+        gate.go.set()
+        assert (await second).state is State.REVERSED
+
+
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """In the portal: a query finds it, which is a correction with an alarm, and never an error in the log."""
     async with tracking(service, profile=PROFILE) as tracker:

@@ -33,8 +33,8 @@ SLOT = 0.125
 #: Seconds by which the wall clock may differ from what has passed since the tracker was opened.
 MOST_JUMP = 30.0
 
-#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on. So does any change to
-#: REVERSING: a reversal that was permitted may be executed from now on.
+#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on. So does each permit of a
+#: reversal, which may be executed from now on.
 _APPROVABLE = (State.PENDING, State.EXPIRED)
 
 #: States that nobody may follow yet: its sender, or who gives it back, writes what comes next.
@@ -326,16 +326,21 @@ class OpenAsks:
                 self.drop(ask)
 
     def _replace(self, ask: Followed, record: Record) -> Record:
-        """Set an ask's record and return the one before; its permit may be lost, and granted once more."""
+        """Set an ask's record and return the one before; its permit may be lost, and granted once more.
+
+        A payment may be given back a second time by another process, while what came in between was not heard of.
+        """
         before, ask.record = ask.record, record
+        if record.state is State.REVERSING:
+            is_anew = before.state is not record.state or before.expires_at != record.expires_at
+            ask.begun = self.clock.monotonic() if is_anew else ask.begun
         if record.created_at != before.created_at:
             self.late.note_lost_permit(before, record)
         return before
 
     def _begin_anew(self, ask: Followed, before: Record, record: Record) -> None:
-        """Note that an ask was found, and its customer has the whole window again, or that it is being given back."""
-        is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
-        if is_found or record.state is State.REVERSING:
+        """Note that an ask was found, and its customer has the whole window again."""
+        if record.state in _APPROVABLE and before.state not in _APPROVABLE:
             ask.begun = self.clock.monotonic()
         if record.state is State.PENDING:
             ask.waits_over, ask.final_queries = False, 0

@@ -52,8 +52,11 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return the running loop's time."""
-        return asyncio.get_running_loop().time()
+        """Return the running loop's time; in a thread without one, that of all loops: a sale is shown there, too."""
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return time.monotonic()
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
         """Call by the running loop."""

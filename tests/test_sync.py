@@ -131,6 +131,13 @@ def test_a_sale_from_any_thread(service: SimulatorThread) -> None:
     assert sum(service.created_per_client_id.values()) == 20
 
 
+def test_the_time_left_is_told_in_any_thread_by_a_clock_of_the_shops(service: SimulatorThread) -> None:
+    """No event loop runs where a page is made."""
+    with opening(service.url, clock=SystemClock()) as tracker:
+        pending = tracker.sale(sale("order-1"))
+        assert pending.remaining == pytest.approx((pending.expires_at or 0.0) - time.time(), abs=1)
+
+
 def test_the_feed_ends_when_the_tracker_closes(service: SimulatorThread) -> None:
     """A thread that iterates over the outcomes ends, and goes on later from a cursor."""
     tracker = opening(service.url)

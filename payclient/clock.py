@@ -90,8 +90,11 @@ def start(work: Coroutine[Any, Any, _T], tasks: set[asyncio.Task[Any]] | None = 
 
 
 async def _later(work: Coroutine[Any, Any, _T]) -> _T:
-    await asyncio.sleep(0)
-    return await work
+    try:
+        await asyncio.sleep(0)
+        return await work
+    finally:
+        work.close()  # where the task ended before it began, and its loop calls no callback any more
 
 
 async def sleep(clock: Clock, seconds: float) -> None:

@@ -213,12 +213,7 @@ class Confirmer:
         made_at = form.tried_at
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
-                if (ask := self._asks.find(identifier)) is not None:
-                    await self._asks.late.write_lost(ask.record)
-                newest = await self._asks.ledger.get(identifier) or form.record
-                if newest.state.decided and newest.version > form.record.version:
-                    self._asks.note_written(newest)  # written after all, though the write seemed to fail
-                form.record = newest
+                await self._reread(form)
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
             if not is_confirmed(form.record):  # else it needs no other
@@ -244,6 +239,18 @@ class Confirmer:
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         form.task = None  # `Poller._note_end` plans the next request where this one was cancelled
         self._end_request(form, current, stage or current.stage, wait)
+
+    async def _reread(self, form: ReturnedForm) -> None:
+        """Take the ledger's newest record of a form, after its Prepare is written anew where a failover forgot it."""
+        identifier = form.record.client_transaction_id
+        newest, ask = await self._asks.ledger.get(identifier), self._asks.find(identifier)
+        is_forgotten = newest is None or newest.state is State.SENDING
+        if is_forgotten and ask is not None and await self._asks.late.write_lost(ask.record):
+            newest = await self._asks.ledger.get(identifier)
+        newest = newest or form.record
+        if newest.state.decided and newest.version > form.record.version:
+            self._asks.note_written(newest)  # written after all, though the write seemed to fail
+        form.record = newest
 
     async def _put_on_record(self, form: ReturnedForm, current: Confirmation) -> None:
         """Write into the ledger which transaction id is confirmed now, unless the ledger has it already.

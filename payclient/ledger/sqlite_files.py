@@ -265,7 +265,7 @@ def open_file(path: str, *, create: bool) -> OpenFile:
             owner = None
             try:
                 owner = _check_file(path)
-            except FileNotFoundError:  # any other error says nothing of whether there is a ledger
+            except FileNotFoundError:  # any other error leaves open whether there is one
                 if not create:
                     raise missing(path) from None
             else:

@@ -326,9 +326,9 @@ class OpenAsks:
                 self.drop(ask)
 
     def _replace(self, ask: Followed, record: Record) -> Record:
-        """Set an ask's record and return the one before; its permit may be lost, and granted once more.
+        """Set an ask's record and return the one before; note a permit that was lost and granted once more.
 
-        A payment may be given back a second time by another process, while what came in between was not heard of.
+        The permit of a second reversal counts as new, too, where this process missed how the first one ended.
         """
         before, ask.record = ask.record, record
         if record.state is State.REVERSING:

@@ -110,16 +110,19 @@ async def test_the_first_processes_make_it_together(postgres: PostgresServer, ne
         ("ALTER TABLE payclient.meta DROP digest_key", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
         ("DROP INDEX payclient.open_attempts_due", "lacks"), ("DROP FUNCTION payclient.write", "lacks"),
+        # As another release makes it, whose rules may grant a permit that this one's do not.
+        ("CREATE OR REPLACE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS "
+         "$$BEGIN RETURN new; END$$", "it: check_permit; another release"),
         # As after a restore that went on over an error: two processes at once would be granted one permit each.
-        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_client_transaction_id_attempt_key", "made: att"),
-        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_purchase_ask_key", "made: attempts_purchase_ask_key"),
-        ("ALTER TABLE payclient.changes DROP CONSTRAINT changes_attempt_id_version_key", "made: changes_a"),
+        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_client_transaction_id_attempt_key", "makes it: att"),
+        ("ALTER TABLE payclient.attempts DROP CONSTRAINT attempts_purchase_ask_key", "it: attempts_purchase_ask_key"),
+        ("ALTER TABLE payclient.changes DROP CONSTRAINT changes_attempt_id_version_key", "it: changes_a"),
         # A crash of the server would empty it; a process would give numbers that readers of the feed have passed.
-        ("ALTER TABLE payclient.attempts SET UNLOGGED", "made: attempts"),
-        ("ALTER SEQUENCE payclient.cursors CACHE 100", "made: cursors"),
+        ("ALTER TABLE payclient.attempts SET UNLOGGED", "makes it: attempts,"),
+        ("ALTER SEQUENCE payclient.cursors CACHE 100", "it: cursors;"),
         # Left behind by a program that copied rows without guards.
         ("DO $$ BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || "
-         "' SET session_replication_role = replica'; END $$", "made: close_decided, drop_archived, guard_change"),
+         "' SET session_replication_role = replica'; END $$", "it: close_decided, drop_archived, guard_change"),
         # Rows were restored into a ledger that `init` had made: which key counts would change with each write.
         ("INSERT INTO payclient.meta SELECT 1, 'another key'", "two digest keys"),
         ("SELECT setval('payclient.cursors', 1, false)", "behind"), ("SELECT setval('payclient.cursors', 1)", "behind"),
@@ -143,7 +146,7 @@ async def test_a_schema_that_was_renamed(postgres: PostgresServer, new_database:
     await postgres.execute(new_database, 'ALTER SCHEMA "shop-1" RENAME TO "shop-2"')
     async with opened(f"{url}?schema=shop-1") as ledger:
         assert await ledger.get("order-1") is None
-    await error_of(ConfigurationError, open_ledger(f"{url}?schema=shop-2"), match="made: asks, check_change")
+    await error_of(ConfigurationError, open_ledger(f"{url}?schema=shop-2"), match="it: asks, check_change")
 
 
 async def test_a_sequence_that_was_set_right(postgres: PostgresServer, new_database: str) -> None:

@@ -28,6 +28,7 @@ from payclient.ledger.records import (
     VERSION,
     check_one_key,
     check_version,
+    lacking,
     missing,
     read_statements,
     refuse_if,
@@ -136,6 +137,7 @@ class Server:
         self._names = _KEYS.union(
             re.findall(r'^CREATE [A-Z ]+ (?:"[^"]+"\.)?(\w+)', self.statements["schema"], re.MULTILINE)
         )
+        self._bodies: list[str] = re.findall(r"\$\$(.*?)\$\$", self.statements["schema"], re.DOTALL)
 
     async def connect(self) -> asyncpg.Connection:
         """Connect to the first host that can be reached. Raises `ConfigurationError`, `LedgerUnavailableError`."""
@@ -204,10 +206,10 @@ class Server:
         version, digest_key = rows[0]
         check_version(version)
         check_one_key(key for _, key in rows)
-        present = {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
-        if lost := ", ".join(sorted(self._names - present)):
-            raise ConfigurationError(
-                f"the ledger lacks a table, a key, an index, a function or a trigger as it was made: {lost}"
+        rows = await connection.fetch(self.statements["names"], self.schema, self._bodies)
+        if lost := ", ".join(sorted(self._names - {name for (name,) in rows})):
+            raise lacking(
+                f"a table, a key, an index, a function or a trigger as this release makes it: {lost}"
             )
         if not self._read_only:
             await self._check_writable(connection)

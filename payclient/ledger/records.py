@@ -20,6 +20,8 @@ from payclient.logs import ledger_log as log
 #: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A ledger of another version is refused.
 VERSION = 1
 
+_WAY_OUT = "use that release, or move to a new ledger (payclient guide ledger)"
+
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
@@ -115,8 +117,15 @@ def check_version(found: object) -> None:
     if found != VERSION:
         raise ConfigurationError(
             f"the ledger must have schema version {VERSION}, and has version {found}: another release of payclient "
-            "made it; nothing was changed"
+            f"made it; {_WAY_OUT}; nothing was changed"
         )
+
+
+def lacking(parts: str) -> ConfigurationError:
+    """Return the error of a ledger without these parts, or with other ones of the same names."""
+    return ConfigurationError(
+        f"the ledger lacks {parts}; another release of payclient made it, or somebody changed it; {_WAY_OUT}"
+    )
 
 
 def check_one_key(keys: Iterable[object]) -> None:

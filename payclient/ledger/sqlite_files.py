@@ -25,6 +25,7 @@ from payclient.ledger.records import (
     VERSION,
     check_one_key,
     check_version,
+    lacking,
     missing,
     read_statements,
     refuse_if,
@@ -324,7 +325,7 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
     with closing(sqlite3.connect(":memory:")) as whole:
         whole.executescript(STATEMENTS["schema"])
         if not _parts(connection) >= _parts(whole):
-            raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
+            raise lacking("a table, a view or a trigger as this release makes it")
     return not is_made
 
 

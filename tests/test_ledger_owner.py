@@ -490,6 +490,19 @@ async def test_a_file_that_is_a_mount_point(tmp_path: Path) -> None:
     assert run(OPEN, "/mnt/volume.db", within=(*within, *whole)) == "opened"
 
 
+async def test_a_ledger_on_an_overlay_of_two_disks(tmp_path: Path) -> None:
+    """Each file is then of another device than its folder, and yet no mount point: it is opened again."""
+    overlay = (
+        "mount -t tmpfs none /mnt && mkdir /mnt/up /mnt/work && "
+        'mount -t overlay none -o "lowerdir=$0,upperdir=/mnt/up,workdir=/mnt/work" "$0"'
+    )
+    within = (*namespace(), "sh", "-c", f'{overlay} || exit 99; exec "$@"', str(tmp_path))
+    if subprocess.run([*within, "true"], capture_output=True, check=False, timeout=60).returncode == 99:
+        pytest.skip("no overlays here")
+    program = OPEN + "\nwith asyncio.Runner() as again:\n    again.run(main())\n"
+    assert run(program, tmp_path / "charges.db", within=within) == "opened\nopened"
+
+
 REMOTE = [
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "fakeowner", "fuse",
     "fuse.sshfs", "fuse.s3fs", "fuse.davfs2", "fuse.glusterfs", "fuse.vmhgfs-fuse", "gfs2", "gpfs",

@@ -490,7 +490,7 @@ async def test_a_file_that_is_a_mount_point(tmp_path: Path) -> None:
     assert run(OPEN, "/mnt/volume.db", within=(*within, *whole)) == "opened"
 
 
-async def test_a_ledger_on_an_overlay_of_two_disks(tmp_path: Path) -> None:
+def test_a_ledger_on_an_overlay_of_two_disks(tmp_path: Path) -> None:
     """Each file is then of another device than its folder, and yet no mount point: it is opened again."""
     overlay = (
         "mount -t tmpfs none /mnt && mkdir /mnt/up /mnt/work && "

@@ -119,7 +119,7 @@ def _check_place(path: str) -> None:
             f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",
         ),
         (
-            # Where there is a list, not by the devices: on an overlay of two disks each file has another than its folder.
+            # Not by the devices where there is a list: on an overlay of two disks, a file's is not its folder's.
             point == path or (not point and os.path.ismount(path)),
             "the ledger's file must not be a mount point of its own, since its write-ahead log lies beside it: "
             "mount its directory",

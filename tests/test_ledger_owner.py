@@ -485,6 +485,12 @@ async def test_a_file_that_is_a_mount_point(tmp_path: Path) -> None:
     said = run(OPEN, place, within=(*within, *mounted))
     assert said.startswith("ConfigurationError")
     assert "mount its directory" in said
+    async with opened(f"sqlite:{volume}") as ledger:
+        assert await ledger.permit(
+            fresh()
+        )  # in the log alone, so that nobody may read or copy the file without that
+        reading = OPEN.replace("sys.argv[1]", "sys.argv[1], read_only=True")
+        assert run(reading, place, within=(*within, *mounted)) == said
     assert os.listdir(place.parent) == ["charges.db"]
     whole = ("sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(tmp_path), "/mnt")
     assert run(OPEN, "/mnt/volume.db", within=(*within, *whole)) == "opened"

@@ -82,9 +82,11 @@ _REMOTE = frozenset(
 _LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.gocryptfs"})
 
 
-def _mount_of(path: str, mounts: str) -> tuple[str, str]:
-    """Return the mount point of a real path and the type of its file system, by the text of `/proc/self/mounts`."""
-    best, kind = "", ""
+def _mount_of(path: str) -> tuple[str, str]:
+    """Return the mount point of a real path and the type of its file system, as far as the system lists them."""
+    best, kind, mounts = "", "", ""
+    with suppress(OSError):  # no such file: not Linux
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
     for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) >= 3:
             point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
@@ -97,10 +99,7 @@ def _mount_of(path: str, mounts: str) -> tuple[str, str]:
 
 def _check_place(path: str) -> None:
     """Raise `ConfigurationError` where no ledger may lie at this real path."""
-    point, kind = "", ""
-    with suppress(OSError):  # no such file: not Linux
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        point, kind = _mount_of(path, mounts)
+    _, kind = _mount_of(path)
     refuse_if(
         (
             sqlite3.sqlite_version_info < (3, 37),
@@ -118,22 +117,22 @@ def _check_place(path: str) -> None:
             kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE),
             f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",
         ),
+    )
+
+
+def _check_file(path: str) -> int:
+    """Return the owner of the file that is there; raise `ConfigurationError` where it cannot be a ledger."""
+    status, (point, _) = os.stat(path), _mount_of(path)
+    refuse_if(
+        (not stat.S_ISREG(status.st_mode), "the ledger is not a regular file"),
+        # Each name would have a write-ahead log of its own.
+        (status.st_nlink > 1, "the ledger's file has a second name (a hard link)"),
         (
             # Not by the devices where there is a list: on an overlay of two disks, a file's is not its folder's.
             point == path or (not point and os.path.ismount(path)),
             "the ledger's file must not be a mount point of its own, since its write-ahead log lies beside it: "
             "mount its directory",
         ),
-    )
-
-
-def _check_file(path: str) -> int:
-    """Return the owner of the file that is there; raise `ConfigurationError` where it cannot be a ledger."""
-    status = os.stat(path)
-    refuse_if(
-        (not stat.S_ISREG(status.st_mode), "the ledger is not a regular file"),
-        # Each name would have a write-ahead log of its own.
-        (status.st_nlink > 1, "the ledger's file has a second name (a hard link)"),
     )
     return status.st_uid
 

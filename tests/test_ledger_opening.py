@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,23 @@ async def test_a_backup_has_its_name_once_it_is_on_the_disk(
     monkeypatch.setattr(os, "replace", renamed)
     await backup_ledger(f"sqlite:{tmp_path / 'charges.db'}", tmp_path / "copy.db")
     assert steps == ["file", "name", "directory"]
+
+
+async def test_copies_on_a_disk_that_syncs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder that a virtual machine shares with its host: a backup and an archive are whole there, too."""
+    url, sync = f"sqlite:{tmp_path / 'charges.db'}", os.fsync
+
+    def synced(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(file)
+
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+    monkeypatch.setattr(os, "fsync", synced)
+    await backup_ledger(url, tmp_path / "copy.db")
+    assert await held(tmp_path / "copy.db") == await held(tmp_path / "charges.db")
+    assert await archive_ledger(url, time.time(), tmp_path / "archive.jsonl") == 1
 
 
 async def test_a_backup_beside_writes(tmp_path: Path) -> None:

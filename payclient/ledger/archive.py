@@ -7,6 +7,7 @@ in the ledger, or in both. Each takes one more change, `Archived`, unless it has
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sqlite3
@@ -37,6 +38,10 @@ def _sync(path: str) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
+    except OSError as error:
+        # File systems without an fsync of folders, such as VirtualBox's shared folders, say so by EINVAL.
+        if error.errno != errno.EINVAL or not os.path.isdir(path):
+            raise
     finally:
         os.close(file)
 

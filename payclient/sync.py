@@ -24,6 +24,7 @@ from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequ
 from payclient.clock import Clock, cancel_all, read_exception
 from payclient.errors import OutcomeUnknownError, PurchaseOpenError, TrackerClosedError, UsageError
 from payclient.logs import tracker_log as log
+from payclient.secret import Secret
 from payclient.validation import check_type
 
 __all__ = [
@@ -516,7 +517,8 @@ def _opener(function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker
 
     @functools.wraps(function)
     def open_tracker(*args: _P.args, **options: _P.kwargs) -> Tracker:
-        return Tracker(lambda: function(*args, **options))
+        make = Secret(functools.partial(function, *args, **options))
+        return Tracker(lambda: make.reveal()())
 
     return open_tracker
 

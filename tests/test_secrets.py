@@ -29,7 +29,7 @@ import traceback
 import warnings
 from asyncio import constants
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -43,10 +43,11 @@ import payclient
 from fake_service import FakeService, Scripted
 from fake_service import answer as json_answer
 from manual_clock import ManualClock
+from payclient import sync
 from payclient.auth import service_fingerprint
 from payclient.cli import main
 from payclient.events import Prepared
-from payclient.ledger import Ledger
+from payclient.ledger import Ledger, archive_ledger, backup_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
@@ -90,10 +91,11 @@ HOOK = "https://shop.example/canary-hook"
 CARD = "https://pay.example/form/canary-card-link"
 WALLET = "https://pay.example/form/canary-wallet-link"
 PROXY_PASSWORD = "canary-proxy-password"
+DATABASE_PASSWORD = "canary-database-password"
 
 CANARIES = (
     TOKEN, PHONE[1:], "canary.mail", DOCUMENT_ID, FIRST_NAME, LAST_NAME, ADDRESS, POSTCODE, NICK_NAME, IP, LATITUDE,
-    REFERENCE, "canary-hook", "canary-card-link", "canary-wallet-link", PROXY_PASSWORD,
+    REFERENCE, "canary-hook", "canary-card-link", "canary-wallet-link", DATABASE_PASSWORD, PROXY_PASSWORD,
     base64.b64encode(f"user:{PROXY_PASSWORD}".encode()).decode(),
 )  # fmt: skip
 
@@ -661,6 +663,41 @@ def test_a_bad_setting_beside_a_proxy() -> None:
             make(proxy=PROXY, timeouts=bad)
         del make
         check_hidden(caught.value)
+
+
+#: The address of a ledger that no server has, and a setting that cannot be.
+LEDGER, BAD = f"postgresql://user:{DATABASE_PASSWORD}@127.0.0.1:1/shop", cast("Any", 5)
+WITHOUT_ADDRESS = ENVIRON | {"PAYCLIENT_BASE_URL": "", "PAYCLIENT_LEDGER": LEDGER}
+
+
+async def enter(opening: AbstractAsyncContextManager[object]) -> None:
+    async with opening:
+        pass
+
+
+#: What is given the address with its password, beside the token and a proxy with one, and fails.
+NOT_OPENED: dict[str, Callable[[], object]] = {
+    "archive_ledger": lambda: asyncio.run(archive_ledger(LEDGER, 5.0, "archive")),
+    "archive_ledger, in the future": lambda: asyncio.run(archive_ledger(LEDGER, 1e12, "archive")),
+    "backup_ledger": lambda: asyncio.run(backup_ledger(LEDGER, "backup")),
+    "open_tracker": lambda: asyncio.run(
+        enter(payclient.open_tracker("https://pay.example", TOKEN, ledger=LEDGER, proxy=PROXY))
+    ),
+    "open_tracker, badly": lambda: asyncio.run(
+        enter(payclient.open_tracker(None, TOKEN, ledger=LEDGER, proxy=PROXY, create=BAD))
+    ),
+    "open_tracker_from_env": lambda: payclient.open_tracker_from_env(WITHOUT_ADDRESS, proxy=PROXY),
+    "sync.open_tracker": lambda: sync.open_tracker("https://pay.example", TOKEN, ledger=LEDGER).open(),
+    "sync.open_tracker_from_env": lambda: sync.open_tracker_from_env(WITHOUT_ADDRESS, proxy=PROXY).open(),
+}
+
+
+@pytest.mark.parametrize("call", NOT_OPENED.values(), ids=NOT_OPENED)
+def test_what_is_not_opened(call: Callable[[], object]) -> None:
+    """No frame on the way shows the ledger's password, the token or the proxy's password."""
+    with pytest.raises(payclient.PayError) as caught:
+        call()
+    check_hidden(caught.value)
 
 
 async def test_a_profile_refuses_a_request() -> None:

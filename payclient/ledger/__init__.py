@@ -252,7 +252,7 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     return ledger
 
 
-async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
+async def backup_ledger(url: str | Secret[str], path: str | os.PathLike[str]) -> None:
     """Copy a SQLite ledger, `sqlite:PATH`, to a new file that is a ledger too; its owner may go on writing meanwhile.
 
     Call it from any process and any event loop. The copy is of mode 0600, put in place whole, and never over another
@@ -262,7 +262,8 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
     Raises `ConfigurationError` where `path` is there already or `url` is not that of a SQLite ledger,
     `LedgerMissingError`, `LedgerUnavailableError`.
     """
-    source = _sqlite_path(Secret(url))
+    url = Secret.of(url)  # as in `open_ledger`
+    source = _sqlite_path(url)
     if source is None:
         raise ConfigurationError(
             "a ledger that is backed up must be sqlite:PATH; for PostgreSQL use pg_dump or its own backups"
@@ -290,12 +291,13 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     """
     from payclient.ledger.archive import archive
 
+    url = Secret.of(url)  # as in `open_ledger`
     check_type("before", before, int | float)
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
     file = os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
     words = "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
-    kind, address = _stored(Secret.of(url), words)
+    kind, address = _stored(url, words)
     ledger = await kind.open(address, create=False)
     try:
         if isinstance(ledger, Shared):

@@ -51,10 +51,10 @@ async def open_tracker(
     which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
     `LedgerMissingError` is raised instead. The other keywords are those of `PaySession` and `Tracker`.
     """
-    check_setting("create", create, bool, "True or False")
     # Error trackers record the local variables of a frame that raises.
     token, ledger = Secret.of(token), Secret.of(ledger)
     proxy = None if proxy is None else Secret.of(proxy)
+    check_setting("create", create, bool, "True or False")
     session = PaySession(
         base_url,
         token,
@@ -121,6 +121,8 @@ def open_tracker_from_env(
     """
     variables = Secret(os.environ if environ is None else environ)
     del environ  # as above: they are all that the process was given
+    if (proxy := options.get("proxy")) is not None:
+        options["proxy"] = proxy = Secret.of(proxy)
     ledger = Secret.of(ledger or variables.reveal().get("PAYCLIENT_LEDGER") or "")
     if not ledger.reveal():
         raise ConfigurationError(

@@ -47,7 +47,7 @@ from payclient import sync
 from payclient.auth import service_fingerprint
 from payclient.cli import main
 from payclient.events import Prepared
-from payclient.ledger import Ledger, archive_ledger, backup_ledger
+from payclient.ledger import Ledger, archive_ledger, backup_ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
@@ -697,6 +697,17 @@ def test_what_is_not_opened(call: Callable[[], object]) -> None:
     """No frame on the way shows the ledger's password, the token or the proxy's password."""
     with pytest.raises(payclient.PayError) as caught:
         call()
+    check_hidden(caught.value)
+
+
+async def test_a_database_that_does_not_answer_in_the_callers_time() -> None:
+    """The frames of asyncpg, which hold the address and the password, do not come with the cancellation."""
+    async with RawServer((hang,)) as server:
+        address = Secret(LEDGER.replace(":1/", f":{server.port}/"))
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(0.05):
+                await open_ledger(address)
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
     check_hidden(caught.value)
 
 

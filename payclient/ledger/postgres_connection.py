@@ -269,6 +269,9 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
         fault = unavailable(error, "opened")
     except (asyncpg.InterfaceError, ValueError, OverflowError):  # a port, for instance
         fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
+    except asyncio.CancelledError as cancelled:
+        cancelled.__traceback__ = cancelled.__context__ = None  # asyncpg's frames hold the password
+        raise
     else:
         _open_here.add(connection)
         return connection

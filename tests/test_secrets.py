@@ -880,6 +880,24 @@ async def test_the_ledgers_file(tmp_path: Path) -> None:
     assert found_in(await asyncio.to_thread(files_of, path)) == []
 
 
+@pytest.mark.parametrize("how", ["memory:", "sqlite"])
+async def test_links_that_a_closed_ledger_does_not_keep(how: str, tmp_path: Path) -> None:
+    """The form is handed out all the same, as where the ledger fails, and no frame shows its links."""
+    ledger = await open_ledger(how if how == "memory:" else f"sqlite:{tmp_path / 'charges.db'}")
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        await ledger.aclose()
+        return json_answer(200, GOOD)
+
+    async with session_over(transport) as session, tracking(session, ledger) as tracker:
+        form = await outcome_of(tracker.prepare(PREPARE))
+    check_hidden(form)
+    assert isinstance(form, payclient.PaymentForm)
+    assert found_in(form.card.url) == ["canary-card-link"]
+
+
 async def test_links_that_the_ledger_kept(tmp_path: Path, heard: Listener) -> None:
     """asyncio's debug mode logs what a slow callback was called with, of which it shows the begin and the end."""
     debug()

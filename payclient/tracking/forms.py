@@ -17,7 +17,6 @@ from payclient.clock import is_cancelled_alone, outlive, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
-    LedgerError,
     LedgerUnavailableError,
     OutcomeUnknownError,
     PurchaseOpenError,
@@ -160,7 +159,7 @@ class KeptLinks:
         until = record.created_at + self._lifetime
         try:
             await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
-        except LedgerError as error:
+        except Exception as error:  # whatever it is must not leave with these frames, which hold the links
             self._asks.late.failed(error)
         if self._dead_at is None or until < self._dead_at:
             self._changed.set()

@@ -675,6 +675,25 @@ def test_a_spreadsheet_that_only_calamine_reads_is_refused(
         read_file(path, TYPED)
 
 
+def test_a_spreadsheet_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    """A blank far from the rows makes a table of 400 GB, and a small file may unpack to a huge one."""
+    path, name = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5]), "xl/worksheets/sheet1.xml"
+    far = b'<row r="1048576"><c r="XFD1048576" t="inlineStr"><is><t> </t></is></c></row></sheetData>'
+    styled = b'<row r="1048576"><c r="XFD1048576" s="0"/></row></sheetData>'
+    assert read_file(
+        rewritten(path, name, lambda content: content.replace(b"</sheetData>", styled)), TYPED
+    ).requests
+    rewritten(path, name, lambda content: content.replace(b"</sheetData>", far))
+    with pytest.raises(InvalidRequestError, match="cells up to column XFD and line 1048576: delete those"):
+        read_file(path, TYPED)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("blank", "w") as file:
+        for _ in range(257):
+            file.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InvalidRequestError, match="is larger than 256 MB: split the file"):
+        read_file(path, TYPED)
+
+
 def test_a_name_that_is_broken_over_lines_is_given_in_one(tmp_path: Path) -> None:
     """As a spreadsheet's narrow columns have it; nobody types a line break behind --map."""
     names = ["clave", "Teléfono\ncelular", "Valor \n  USD", "Nombre\ncompleto"]
@@ -969,7 +988,9 @@ def test_a_spreadsheet_that_is_saved_anew_meanwhile_is_read_as_it_was(
     book.active.row_dimensions[3].hidden = True
     book.save(path)
     unpack = zipfile.ZipFile
-    monkeypatch.setattr(zipfile, "ZipFile", lambda file: unpack(shown.replace(path) and file))
+    monkeypatch.setattr(
+        zipfile, "ZipFile", lambda file: unpack((not shown.exists() or shown.replace(path)) and file)
+    )
     assert [row.key for row in read_file(path, TYPED).rows if row.request] == ["n-0"]
 
 

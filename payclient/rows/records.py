@@ -18,7 +18,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
 from payclient.rows.format import AMOUNTS, KEY, Layout, plain
-from payclient.rows.sheets import mark_faults
+from payclient.rows.sheets import check_size, mark_faults
 from payclient.validation import read_regular
 
 #: All of a file is held in memory.
@@ -273,6 +273,7 @@ def _header_cells(lines: Sequence[str], delimiter: str) -> list[str]:
 
 def _read_sheet(raw: bytes, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
+    check_size(raw, MAX_BYTES)
     with CalamineWorkbook.from_filelike(io.BytesIO(raw)) as book:
         shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
         sheets = {each: book.get_sheet_by_name(each) for each in shown}

@@ -30,6 +30,30 @@ _OPEN_DOCUMENT = {
     r'table:formula="[^"]*' + _VOLATILE: "has formulas of chance or of the date: write the values themselves",
 }
 
+#: The most cells of a table: calamine holds all up to the last line and the last column in memory.
+MAX_CELLS = 20_000_000
+
+#: The column and the line of a cell with content, in a sheet of an .xlsx file.
+_PLACE = re.compile(rb'<(?:\w+:)?c\b[^<>]*?\sr="([A-Z]+)([0-9]+)"[^<>]*[^/<>]>')
+
+
+def check_size(raw: bytes, most: int) -> None:
+    """Raise `InvalidRequestError` for a spreadsheet that unpacks to more bytes than `most`, or has too large a table.
+
+    One blank in the last cell of a sheet makes a table of 400 GB, by which the program would be killed.
+    """
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        if sum(each.file_size for each in archive.infolist()) > most:
+            raise InvalidRequestError(f"is larger than {most >> 20} MB: split the file")
+        for name in filter(re.compile("xl/worksheets/[^/]+").fullmatch, archive.namelist()):
+            columns, lines = map(set, zip(*_PLACE.findall(archive.read(name)) or [(b"A", b"1")], strict=True))
+            column, line = max(columns, key=lambda each: (len(each), each)), max(map(int, lines))
+            width = sum((letter - 64) * 26**place for place, letter in enumerate(reversed(column)))
+            if line * width > MAX_CELLS:
+                raise InvalidRequestError(
+                    f"has cells up to column {column.decode()} and line {line}: delete those that are far from the rows"
+                )
+
 
 def mark_faults(
     table: list[list[Any]],

@@ -79,6 +79,24 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     assert "2026-0003" in willing.truth("2026-")
 
 
+@pytest.mark.parametrize(
+    ("cell", "safe"),
+    [
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"), ("-1+WEBSERVICE(A1)", "'-1+WEBSERVICE(A1)"),
+        ("x;=1+1", "x;'=1+1"), ("+593 (98) 411-1222", "+593 (98) 411-1222"), ("@ana", "@ana"), ("-17", "-17"),
+    ],
+)  # fmt: skip
+def test_a_formula_of_a_bad_row_is_defused(
+    willing: Service, charge: Charge, tmp_path: Path, cell: str, safe: str
+) -> None:
+    """A person opens the file to correct it; what may be a phone, a name or an id stays as it is."""
+    bad = tmp_path / "bad.csv"
+    good, wrong = rows_of("formula", 2)
+    rows = [good | {"note": ""}, wrong | {"note": cell, "currency": "x"}]
+    assert charge(willing, rows, "--skip-bad", str(bad), "--ignore-rest").code == 0
+    assert [row["note"] for row in csv.DictReader(bad.read_text("utf-8-sig").splitlines())] == [safe]
+
+
 def test_a_hostile_file_of_charges_writes_no_escape_sequence(tmp_path: Path, capfd: Said) -> None:
     """One could write other money over that of the plan, to which somebody says yes."""
     rows = [row | {"note\x1b[2J": "x"} for row in rows_of("hostile", 1)]

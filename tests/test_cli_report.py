@@ -398,7 +398,7 @@ def test_a_row_charged_with_other_content_is_called_so(
     [
         *((each, f"'{each}") for each in ("=1+1", "+593", "-1", "@x", "\tx", "\rx", "\nx")),
         ("x\t=1", "x\t'=1"), ("x;=1;y", "x;'=1;y"), ("x\n@a", "x\n'@a"), ("a-b=c", "a-b=c"), ("x;y", "x;y"),
-        ("x; -1", "x;' -1"), ("=1;=2", "'=1;'=2"),
+        ("x; -1", "x;' -1"), ("=1;=2", "'=1;'=2"), ("x,=cmd|'A'!A0,y", "x,'=cmd|'A'!A0,y"), ("1,5", "1,5"),
     ],
 )  # fmt: skip
 def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:

@@ -17,13 +17,16 @@ from payclient.cli.files import check_output, unfit
 from payclient.cli.texts import language, reason
 from payclient.errors import InvalidRequestError
 from payclient.rows import ChargeFile
-from payclient.rows.cells import FORMULA, CellError
+from payclient.rows.cells import CellError
 from payclient.rows.format import FAULT, Format
 from payclient.rows.records import SHEETS, Records, read_records
 from payclient.validation import escape_text
 
-#: Places where a spreadsheet would begin a formula; a `;`, tab or line break separates cells in some locale.
-_DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
+#: Places where a spreadsheet would begin a formula; a comma, `;`, tab or line break separates cells in some locale.
+_BEGIN, _BLANKS = r"(^|[,;\t\r\n])", r"[^\S\t\r\n]*"
+_DANGEROUS = re.compile(rf"{_BEGIN}(?={_BLANKS}[=+@-]|[\t\r\n])")
+#: Those at which it calls a function or another program. A phone with its plus and a name behind an @ do neither.
+_CALLING = re.compile(rf"{_BEGIN}(?={_BLANKS}(=|[-+@][^,;\t\r\n]*([A-Za-z.][0-9]*\(|\|)))")
 
 
 def defuse(cell: str) -> str:
@@ -159,8 +162,8 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
 
 
 def _guard(cell: str) -> str:
-    """Keep a spreadsheet from calculating a formula. A phone with its plus is not a formula, and stays as it is."""
-    return f"'{cell}" if FORMULA.match(cell) else cell
+    """Keep a spreadsheet from calculating a formula, in a file that is read again: any other text stays as it is."""
+    return _CALLING.sub(r"\1'", cell)
 
 
 def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:

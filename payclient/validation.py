@@ -139,14 +139,15 @@ def is_secure(parts: SplitResult) -> bool:
 
 #: Parts of the names of fields that hold a person's data, in any letter case and with any marks between.
 _PERSONAL = re.compile(
-    "name|nombre|phone|telefon|mobile|celular|mail|correo|document|identifica|cedula|passport|pasaporte|holder|titular|owner"
-    "|user|customer|address|direccion|birth|cardnumber|firstdigits|cvv|cvc|optionalparameter|^bin|bin$|^pan$"
+    "name|nombre|apellido|phone|telefon|msisdn|mobile|movil|celular|mail|correo|document|identifica|cedula|passport"
+    "|pasaporte|holder|titular|owner|user|customer|payer|address|direccion|birth|cardnumber|numero(de)?tarjeta|firstdigits"
+    "|firstsix|cvv|cvc|optionalparameter|^bin|bin$|^pan$|^(tel|dni|ruc|rut|nit|nif|cpf|curp|ssn|taxid)$"
 )
 
 
 def is_personal(field: str) -> bool:
     """Return whether a field of an answer may hold a person's data, by its name: a ledger never keeps such a field."""
-    return _PERSONAL.search(re.sub("[^a-z]", "", field.lower())) is not None
+    return _PERSONAL.search(re.sub("[^a-z]", "", unicodedata.normalize("NFKD", field).lower())) is not None
 
 
 def is_positive(value: object) -> TypeGuard[float]:

@@ -34,7 +34,8 @@ SAMPLE = Path(__file__).parent / "samples" / "status_approved.json"
 PERSONAL = (
     "email", "Email", "e_mail", "phoneNumber", "document", "documentId", "name", "cardHolder", "holderName", "bin",
     "cardBin", "firstName", "LAST_NAME", "optionalParameter4", "clientUserId", "address1", "storeName", "cvv",
-    "cardNumber", "telefono", "correoElectronico", "titular",
+    "cardNumber", "telefono", "correoElectronico", "titular", "apellidos", "movil", "numero_de_tarjeta", "firstSix",
+    "ruc", "DNI", "payer_id", "tel",
 )  # fmt: skip
 
 
@@ -163,7 +164,8 @@ async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> N
     """What it calls a receipt is looked at like an answer of the service: hostile texts, and many, block no record."""
     service, ledger = FakeService(), MemoryLedger()
     junk: Any = {
-        "authorizationCode": "W7", "email": "ann@shop.example", 5: "x", "tip": 1.5, "message": ["no"],
+        "authorizationCode": "W7", "email": "ann@shop.example", "teléfono": "0984111222", "cédula": 1716151413,
+        5: "x", "tip": 1.5, "message": ["no"],
         "cardBrand": "Vi\ud83d",  # a cut emoji, as `json.loads` gives it
         "\ud800\x00": "\x00" + "ñ" * 2000, "huge": 10**400, "endless": -(10**5000),
     } | {f"field{number}": number for number in range(100)}  # fmt: skip

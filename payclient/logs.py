@@ -4,6 +4,8 @@ import logging
 from contextlib import suppress
 from typing import Literal
 
+from payclient.validation import escape_text
+
 
 class Log:
     """One logger, by the name of what it is about."""
@@ -19,7 +21,11 @@ class Log:
         message: str,
         *args: object,
     ) -> None:
-        """Log what happened to one charge, whose id the message begins with; an empty id: to the process."""
+        """Log what happened to one charge, whose id the message begins with; an empty id: to the process.
+
+        An id that anybody may have sent makes no line of its own: what is not printable of it is escaped.
+        """
+        client_transaction_id = escape_text(client_transaction_id)
         if client_transaction_id:
             message, args = "%s: " + message, (client_transaction_id, *args)
         extra = {"event": event, "client_transaction_id": client_transaction_id}

@@ -226,7 +226,7 @@ async def test_with_a_secret_only_its_own_address_is_listened_to(tracker: paycli
 async def test_a_fault_of_the_ledger_is_answered_like_all_else(
     tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Logged by its class, without what it says. A receiver needs no function of the app's."""
+    """Logged by its class, without what it says, in one line. A receiver needs no function of the app's."""
 
     def failing(*_: object) -> None:
         raise payclient.LedgerUnavailableError("0984111222")
@@ -237,8 +237,11 @@ async def test_a_fault_of_the_ledger_is_answered_like_all_else(
         assert pending.notified_at is not None
         monkeypatch.setattr(type(tracker), "notify", failing)
         answered = await asking("GET", f"/notify{HINT}")
+        await asking("GET", "/notify?id=7&clientTransactionID=x%E2%80%A8CRITICAL%E2%80%AE")
     assert (answered.status, answered.body) == (200, b"OK")
     assert "LedgerUnavailableError" in caplog.text
+    assert caplog.messages[-1].startswith("x\\u2028CRITICAL\\u202e: a notification was not taken")
+    assert vars(caplog.records[-1])["client_transaction_id"] == "x\\u2028CRITICAL\\u202e"
     assert "0984111222" not in caplog.text
 
 

@@ -23,6 +23,7 @@ import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import FRAMEWORKS, aiohttp_app, ask, asking_of, lifespan
+from fake_ledgers import FailingLedger
 from fake_service import FakeService, error_of, pending_of, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import routes as web_routes
@@ -336,6 +337,18 @@ async def test_the_state_and_the_files(framework: Any) -> None:
     assert (style.status, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
     assert (script.status, b"fetch(" in script.body) == (200, True)
     assert none.status == 404
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_a_ledger_that_is_away_is_no_fault_of_the_route(framework: Any) -> None:
+    """The page says "no connection" and queries again; a traceback for each query of each page says nothing more."""
+    away = FailingLedger(lambda name: name == "get")
+    async with (
+        tracking(FakeService(), ledger=away) as tracker,
+        asking_of(framework, tracker, framework.order_routes()) as asking,
+    ):
+        answered = await asking("GET", "/orders/order-17/status")
+    assert (answered.status, answered.body) == (503, b"{}")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

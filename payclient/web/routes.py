@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from payclient.errors import InvalidNotificationError
+from payclient.errors import InvalidNotificationError, LedgerUnavailableError
 from payclient.logs import Log
 from payclient.models import Notification
 from payclient.notifications import MAX_SIZE, Receipt, check_secret, is_notification_key, parse_notification
@@ -78,7 +78,7 @@ class Routes(Generic[_Request, _Response, _Route]):
         """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and its files at `{prefix}/assets`.
 
         `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async.
-        Without `may_see`, anybody who knows an id sees its state.
+        Without `may_see`, anybody who knows an id sees its state. While the ledger is away the answer is 503.
         """
 
         check_setting("may_see", may_see, Callable, "a function")
@@ -87,7 +87,12 @@ class Routes(Generic[_Request, _Response, _Route]):
             allowed = may_see is None or may_see(request, found["id"])
             if inspect.isawaitable(allowed):
                 allowed = await allowed
-            sale = await self.tracker_of(request).find(found["id"]) if allowed else None
+            try:
+                sale = await self.tracker_of(request).find(found["id"]) if allowed else None
+            except (
+                LedgerUnavailableError
+            ):  # each waiting page queries every few seconds: no traceback for each
+                return make_json({}, 503)
             return make_json({}, 404) if sale is None else make_json(sale_status(sale))
 
         async def asset(page: Page, *_: object) -> Page:

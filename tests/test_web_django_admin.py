@@ -15,7 +15,10 @@ from postgres_server import PostgresServer
 from required import module
 from shops.serving import ROOT
 
-PAGES = ("payclient/chargerecord/", "payclient/chargerecord/?q=order-17", "payclient/chargerecord/1/change/")
+PAGES = (
+    "payclient/chargerecord/", "payclient/chargerecord/?q=order-17", "payclient/chargerecord/?q=cart-9",
+    "payclient/chargerecord/1/change/",
+)  # fmt: skip
 
 
 async def test_the_admin_only_shows(postgres: PostgresServer, new_database: str, tmp_path: Path) -> None:
@@ -31,7 +34,8 @@ async def test_the_admin_only_shows(postgres: PostgresServer, new_database: str,
             payclient.SaleRequest(
                 phone_number="0984111222", country_code="593", amount_without_tax=98765, currency="USD",
                 client_transaction_id="order-17", store_id="S1", reference="For Ana",
-            )
+            ),
+            purchase="cart-9",
         )  # fmt: skip
         assert sent.transaction_id is not None
         await service.approve(sent.transaction_id)
@@ -52,6 +56,7 @@ async def test_the_admin_only_shows(postgres: PostgresServer, new_database: str,
             status, html = answers[f"{user} {page}"]
             assert status == 200
             assert "order-17" in html
+            assert "object (1)" not in html
             assert "accepted" in html
             assert not re.search(
                 r"0984111222|\b(593|Ana)\b|digest", html

@@ -65,6 +65,7 @@ for user in (boss, clerk):
     client.force_login(user)
     for address in (
         "", "payclient/chargerecord/", "payclient/chargerecord/?q=order-17", "payclient/chargerecord/?state=pending",
+        "payclient/chargerecord/?q=cart-9",
         "payclient/chargerecord/1/change/", "payclient/chargerecord/add/", "payclient/chargerecord/1/delete/",
         "payclient/chargechange/", "payclient/chargechange/1/change/",
     ):  # fmt: skip

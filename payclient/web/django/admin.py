@@ -9,7 +9,7 @@ from payclient.web.django.models import ChargeChange, ChargeRecord
 
 
 class _ReadOnly(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
-    search_fields, show_full_result_count, actions = ("client_transaction_id",), False, None
+    show_full_result_count, actions = False, None
 
     def get_queryset(self, request: HttpRequest) -> QuerySet:
         return super().get_queryset(request).using(getattr(settings, "PAYCLIENT_DATABASE", "default"))
@@ -20,7 +20,12 @@ class _ReadOnly(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
     has_change_permission = has_delete_permission = has_add_permission
 
 
-_OF_CHARGES = ("client_transaction_id", "state", "amount", "currency", "kind", "created_at", "decided_at")
-_OF_CHANGES = ("at", "client_transaction_id", "event", "before", "after", "evidence")
-admin.site.register(ChargeRecord, _ReadOnly, list_display=_OF_CHARGES, list_filter=("state", "kind"))
-admin.site.register(ChargeChange, _ReadOnly, list_display=_OF_CHANGES)
+_ID = ("client_transaction_id",)
+#: By its order, too: the id of a form is not the shop's own.
+_NAMES = (*_ID, "purchase")
+_OF_CHARGES = (*_NAMES, "state", "amount", "currency", "kind", "created_at", "decided_at")
+_OF_CHANGES = ("at", *_ID, "event", "before", "after", "evidence")
+admin.site.register(
+    ChargeRecord, _ReadOnly, list_display=_OF_CHARGES, list_filter=("state", "kind"), search_fields=_NAMES
+)
+admin.site.register(ChargeChange, _ReadOnly, list_display=_OF_CHANGES, search_fields=_ID)

@@ -20,7 +20,8 @@ def _model(name: str, view: str, key: str, *, texts: str, numbers: str, moments:
     options = {"managed": False, "db_table": f'"{schema}"."{view}"', "default_permissions": ("view",)}
     meta = type("Meta", (), {**options, "ordering": [f"-{key}"]})
     primary = {key: models.BigIntegerField(primary_key=True)}
-    return type(name, (models.Model,), {**fields, **primary, "Meta": meta, "__module__": __name__})
+    shown = {"__str__": lambda row: row.client_transaction_id}
+    return type(name, (models.Model,), {**fields, **primary, **shown, "Meta": meta, "__module__": __name__})
 
 
 ChargeRecord: Any = _model(

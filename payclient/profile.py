@@ -420,8 +420,10 @@ def _structure(value: Any, _: object, *, kind: type | None, table: str = "") -> 
     try:
         return _reader(kind)(value, kind)
     except ForbiddenExtraKeysError as error:
-        unknown = sorted(f"{table}{name}" for name in error.extra_fields)
-        raise ConfigurationError(f"unknown profile setting {', '.join(unknown)}") from None
+        unknown = ", ".join(sorted(f"{table}{name}" for name in error.extra_fields))
+        names = ", ".join(field.name for field in attrs.fields(kind))
+        known = f"; [{table[:-1]}] takes {names}" if table else ""
+        raise ConfigurationError(f"unknown profile setting {unknown}{known}") from None
     except KeyError as error:
         (name,) = error.args
         raise ConfigurationError(

@@ -230,10 +230,10 @@ def test_a_bad_setting_is_named(named: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [({"nickname_flag": "x"}, "nickname_flag"), ({"b": 1, "a": 1}, "a, b"),
-     ({"status": STATUS | {"state": 1}}, "status.state")],
+     ({"cancel": {"path": "/"}}, r"cancel\.path; \[cancel\] takes by_transaction_id, .*, too_late_codes")],
 )  # fmt: skip
 def test_an_unknown_setting_is_named(settings: dict[str, Any], named: str) -> None:
-    """A misspelt setting is not quietly left out."""
+    """A misspelt setting is not quietly left out, and a table says which it takes."""
     with pytest.raises(ConfigurationError, match=rf"^unknown profile setting {named}$"):
         ServiceProfile.parse(settings)
 

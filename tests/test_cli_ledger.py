@@ -255,6 +255,31 @@ def test_a_narrow_terminal_cuts_nothing(
     assert "\N{HORIZONTAL ELLIPSIS}" not in history + capfd.readouterr().out
 
 
+def test_show_names_the_asks_of_a_purchase(book: Book, capfd: Said) -> None:
+    """Whoever knows the order's number alone finds its form, whose id is not the shop's own."""
+    book.use(lambda ledger: ledger.permit(attrs.evolve(fresh("0c6b61bb"), purchase="cart-9")))
+    assert main(["ledger", "show", "cart-9"]) == 2
+    said = "the ledger has no sale 'cart-9': it is a purchase, asked for by '0c6b61bb'"
+    assert said in capfd.readouterr().err
+    assert main(["ledger", "show", "0c6b61bb"]) == 0
+
+
+def test_show_calls_nothing_unproven_that_is_proven(book: Book, capfd: Said) -> None:
+    """A transaction that was first heard of by a hint, and then found."""
+    heard = [Notified(at=NOW, transaction_id=number) for number in (7, 8)]
+    found = [FoundPending(at=NOW + 1, transaction_id=7), FoundAccepted(at=NOW + 2, transaction_id=7)]
+
+    async def lead(ledger: Ledger) -> None:
+        await ledger.permit(fresh("order-9"))
+        for event in (*heard, Lost(at=NOW, expires_at=NOW + 330), *found):
+            await ledger.apply(fresh("order-9"), event)
+
+    book.use(lead)
+    assert main(["ledger", "show", "order-9"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "transaction id 7 heard of, unproven 8 " in out
+
+
 def test_show_every_state(book: Book, capfd: Said) -> None:
     """Each record is shown with its state, what it rests on, and whether it is paid."""
     for state in State:

@@ -64,7 +64,9 @@ async def newest(book: Ledger, identifier: str) -> Record:
     """Return the newest attempt of a sale. Raises `ConfigurationError` where there is none."""
     record = await book.get(identifier)
     if record is None:
-        raise ConfigurationError(f"the ledger has no sale {identifier!r}")
+        asks = dict.fromkeys(repr(each.client_transaction_id) for each in await book.asks(identifier))
+        of = f": it is a purchase, asked for by {', '.join(asks)}" if asks else ""
+        raise ConfigurationError(f"the ledger has no sale {identifier!r}{of}")
     return record
 
 
@@ -96,8 +98,9 @@ def last_query(record: Record) -> float:
 
 
 def candidates(record: Record) -> str:
-    """Return the transaction ids that may be this sale's, in words."""
-    return ", ".join(text("why.others") if each == DROPPED else str(each) for each in record.candidate_ids)
+    """Return the transaction ids that may be this sale's and are not known to be, in words."""
+    heard = [each for each in record.candidate_ids if each != record.transaction_id]
+    return ", ".join(text("why.others") if each == DROPPED else str(each) for each in heard)
 
 
 def why(record: Record, now: float) -> str:
@@ -106,8 +109,8 @@ def why(record: Record, now: float) -> str:
     match record.state:
         case State.SENDING:
             word = text("why.gone" if is_unresolved(record, now) else "why.sending")
-        case State.UNKNOWN if record.candidate_ids:
-            word += text("why.heard", ids=candidates(record))
+        case State.UNKNOWN if heard := candidates(record):
+            word += text("why.heard", ids=heard)
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
             word = text("why.until", until=moment(record.expires_at))
         case State.PENDING:

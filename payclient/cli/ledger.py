@@ -318,7 +318,9 @@ async def export(
     :param format: By default the one that --out ends in, or csv.
     :param out: A new file, for its owner only; else it is printed.
     """
-    kind = f".{format}" if format else ".jsonl" if out and out.suffix.lower() == ".jsonl" else ".csv"
+    kind = f".{format}" if format else out.suffix.lower() if out and out.suffix else ".csv"
+    if out is not None and kind not in (".csv", ".jsonl"):
+        raise ConfigurationError(f"--out {out.name}: must end in .csv or .jsonl; nothing was written")
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
     count = 0

@@ -258,7 +258,7 @@ class Notified(Event):
 
 @attrs.frozen(kw_only=True)
 class Returned(Event):
-    """The customer's browser came back from a form: a hint. No transaction id: it came back cancelled."""
+    """The customer's browser came back from a form: a hint. Without a transaction id it came back cancelled."""
 
     evidence = Evidence.RETURN
     transaction_id: int | None = None

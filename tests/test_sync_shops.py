@@ -129,6 +129,7 @@ def running(
             [sys.executable, *command], cwd=folder, stdout=err, stderr=err, start_new_session=True,
             env={
                 **os.environ, "PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "SHOP_SECRET": SECRET,
+                "PAYCLIENT_BASE_URL": service.url, "PAYCLIENT_PROFILE": "shop.toml",
                 "PAYCLIENT_LEDGER": f"sqlite:{folder / 'charges.db'}", **environ,
             },
         )  # fmt: skip
@@ -153,7 +154,7 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
                 return bool(request(url, "/"))
             return False
 
-        write_modules(tmp_path, url, service.url)
+        write_modules(tmp_path, url)
         with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
             wait_until(is_served)
             shopping(service, url, count=1)
@@ -163,7 +164,7 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
 def test_a_celery_task(service: SimulatorThread, tmp_path: Path) -> None:
     """A task that is delivered twice charges once, in the forks of a real worker too."""
     module("celery")
-    write_modules(tmp_path, "http://shop.example", service.url)
+    write_modules(tmp_path, "http://shop.example")
     (tmp_path / "queue").mkdir()
     (tmp_path / "celeryconfig.py").write_text(
         f'broker_url = "filesystem://"; result_backend = "file:///{tmp_path}/queue"\n'

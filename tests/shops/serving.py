@@ -54,16 +54,10 @@ def blocks_of(*topics: str) -> dict[str, str]:
 BLOCKS = blocks_of("shop", "web", "aiohttp", "django", "sync")
 
 
-def write_modules(
-    folder: Path, shop_url: str, service_url: str, profile: str = PROFILE, drain: float = 10
-) -> None:
-    """Write the guides' modules as they stand, but for the addresses and `drain`, and the profile that they name."""
+def write_modules(folder: Path, shop_url: str, profile: str = PROFILE, drain: float = 10) -> None:
+    """Write the guides' modules as they stand, but for the shop's address and `drain`, and a profile beside them."""
     (folder / "shop.toml").write_text(profile, encoding="utf-8")
-    changed = {
-        "https://shop.example": shop_url,
-        "https://pay.example": service_url,
-        "drain=10": f"drain={drain:g}",
-    }
+    changed = {"https://shop.example": shop_url, "drain=10": f"drain={drain:g}"}
     for name, text in BLOCKS.items():
         for old, new in changed.items():
             text = text.replace(old, new)
@@ -144,7 +138,7 @@ def serving(
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}"
         listener.set_inheritable(True)
-        write_modules(folder, url, service_url, profile, drain)
+        write_modules(folder, url, profile, drain)
         command = COMMANDS[kind] if isinstance(kind, str) else kind
         with (folder / "err").open("wb") as err:
             process = subprocess.Popen(

@@ -57,6 +57,8 @@ def test_rows_of_one_purchase_are_charged_once(willing: Service, tmp_path: Path,
     assert sorted(willing.truth("cart")) == sorted(each["client_transaction_id"] for each in paid)
     assert "1 already paid: this purchase is paid by" in ran.err
     assert "Another charge of the same purchase is paid" in (tmp_path / "report.html").read_text()
+    plan = charge(willing, file, "--map", "purchase=pedido", "--dry-run")
+    assert "2 accepted, 1 already paid to send nothing" in plan.out
 
 
 def test_a_purchase_that_is_open_is_called_so(silent: Service, charge: Charge) -> None:

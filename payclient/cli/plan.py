@@ -15,7 +15,7 @@ from rich.text import Text
 from payclient.batch import ChargeRow
 from payclient.batch.lanes import CHUNK, may_send
 from payclient.cli import terminal
-from payclient.cli.report import LABELS, OTHER_CONTENT, Place, Report, ledger_line
+from payclient.cli.report import ALREADY_PAID, LABELS, OTHER_CONTENT, Place, Report, ledger_line
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, label, reason, sentence, text
@@ -26,6 +26,7 @@ from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest, lane_digest
+from payclient.tracking.purchases import Purchase
 from payclient.tracking.tracker import check_service
 from payclient.validation import escape_text
 from payclient.wire import encode_sale
@@ -58,7 +59,7 @@ Charged = tuple[bytes, int, str]
 class Known:
     """The rows that the ledger has, before anything is sent."""
 
-    #: The label of each row that the ledger has, by its client transaction id.
+    #: The label of each row that the ledger has, or whose purchase it knows to be paid, by its client transaction id.
     labels: dict[str, str] = attrs.field(factory=dict)
     #: Refused rows that would be tried again.
     again: int = 0
@@ -111,6 +112,9 @@ async def _known(
             charge = lane_digest(request, book.digest_key), request.amount, request.currency
             if record is None:
                 changed[key] = charge
+                # Not sent either: another row or file, or the shop, collected what this one is for.
+                if row.purchase and Purchase.of(row.purchase, await book.asks(row.purchase)).paid:
+                    known.labels[key] = ALREADY_PAID
                 continue
             digest = content_digest(encode_sale(request, profile).body, book.digest_key)
             known.labels[key] = ledger_line(row, record, digest).label

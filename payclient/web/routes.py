@@ -89,9 +89,7 @@ class Routes(Generic[_Request, _Response, _Route]):
                 allowed = await allowed
             try:
                 sale = await self.tracker_of(request).find(found["id"]) if allowed else None
-            except (
-                LedgerUnavailableError
-            ):  # each waiting page queries every few seconds: no traceback for each
+            except LedgerUnavailableError:  # no traceback for each query of each waiting page
                 return make_json({}, 503)
             return make_json({}, 404) if sale is None else make_json(sale_status(sale))
 

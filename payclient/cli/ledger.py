@@ -78,7 +78,10 @@ SENDER_GONE = 60.0
 #: The sentence that describes each event.
 SENTENCES = {
     kind.__name__: (kind.__doc__ or "").strip() for table in TRANSITIONS.values() for kind in table
-} | {"Permitted": "The permit was committed, before the first byte."}
+} | {
+    "Permitted": "The permit was committed, before the first byte.",
+    "Archived": "Its other changes were moved to a file.",
+}
 
 
 def is_unresolved(record: Record, now: float) -> bool:

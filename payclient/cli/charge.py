@@ -72,9 +72,9 @@ def charge(
     """Charge every row of a file, each customer once, and follow it to its end.
 
     Run again, the same command goes on where it stopped and charges nobody twice. A file has 100,000 rows at most.
-    Exit codes: 0 all accepted; 3 finished, some refused or cancelled; 4 for some it is not known whether they paid, or
-    they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
-    interrupted, run it again.
+    Exit codes: 0 all accepted; 3 finished, some not paid; 4 for some it is not known whether they paid, or they are not
+    sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130 interrupted,
+    run it again.
 
     :param file: A .csv, .xlsx, .ods or .jsonl file; its columns are the fields of a sale.
     """

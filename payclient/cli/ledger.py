@@ -148,7 +148,7 @@ def moment(when: float) -> str:
 async def list_(*, ledger: LedgerUrl = None, unresolved: bool = False, state: State | None = None) -> None:
     """Show which sales are open, and why.
 
-    :param unresolved: Only what waits for a person: unknown, or expired after its last query.
+    :param unresolved: Only what waits for a person: unknown, and what is expired, sending or reversing for too long.
     :param state: Only the sales in this state, decided ones too; without it, what is open.
     """
     now, shown, waiting = time.time(), 0, 0

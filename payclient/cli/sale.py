@@ -73,7 +73,7 @@ def sale(
 ) -> int:
     """Charge one customer by a push request and follow it to its end.
 
-    Run again, the same command sends nothing: it goes on waiting. The exit codes are those of `charge`.
+    Run again, the same command goes on waiting, and charges nobody twice. The exit codes are those of `charge`.
 
     :param wait: Seconds to wait. Default: to the end.
     :param retry: Try again what the service refused before.

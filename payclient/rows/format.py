@@ -141,7 +141,7 @@ class Format(Layout):
     keep: tuple[str, ...] = ()
     """A column that the report and the page take over, such as a name, and nothing else uses. Repeatable."""
     amounts: Literal["cents", "decimal"] | None = None
-    """Whole cents (1050), or units with decimals (10.50). Default: cents, unless all of them are small."""
+    """Whole cents (1050), or units with decimals (10.50). Default: cents; asked for where all are small."""
 
     FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest)) | {PURCHASE}
 

@@ -288,8 +288,8 @@ class SimulatorThread:
     """A `Simulator`, by default `Simulator()`, at `url` while its `with` lasts.
 
     Every method and attribute of `Simulator` is here too, to be used from any thread and any loop: methods are called
-    without `await`, attributes are copies, and may be set. No call waits for the merchant: a notification is on its way
-    when `approve` returns.
+    without `await`, attributes are copies, and may be set. No call but `notifications_done` waits for the merchant: a
+    notification is on its way when `approve` returns.
     """
 
     def __init__(self, simulator: Simulator | None = None) -> None:

@@ -93,8 +93,9 @@ class Form(Transaction):
 class Counts:
     """Counts of all that the service really executed.
 
-    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`; a query of the
-    regions is not counted. `collected` are the cents that were paid and not reversed; `confirms` includes repeats.
+    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`, without what
+    `create_sale` and `create_form` made; a query of the regions is not counted. `collected` are the cents that were
+    paid and not reversed; `confirms` includes repeats.
     """
 
     requests: int = 0

@@ -1,7 +1,6 @@
 """`payclient sale` and `payclient prepare`: one charge, one payment form."""
 
 import asyncio
-import json
 from typing import Annotated, Literal
 
 import attrs
@@ -102,7 +101,7 @@ def sale(
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,
                 "message": reason(line.message),
-                "receipt": json.dumps(line.receipt, ensure_ascii=False) if line.receipt else "",
+                "receipt": ", ".join(f"{name} {value}" for name, value in line.receipt.items()),
             }
         )
     if code == 130:

@@ -15,21 +15,6 @@ from .settings import PAYPHONE, Settings
 from .transactions import Counts, Form, LogEntry, Sale
 
 __all__ = [
-    "PAYPHONE",
-    "SCENARIOS",
-    "TEST_MODE",
-    "Answers",
-    "Counts",
-    "Fault",
-    "Faults",
-    "Form",
-    "JumpClock",
-    "LogEntry",
-    "RefusalError",
-    "Sale",
-    "Scenario",
-    "ServiceClock",
-    "Settings",
-    "Simulator",
-    "SimulatorThread",
+    "PAYPHONE", "SCENARIOS", "TEST_MODE", "Answers", "Counts", "Fault", "Faults", "Form", "JumpClock", "LogEntry",
+    "RefusalError", "Sale", "Scenario", "ServiceClock", "Settings", "Simulator", "SimulatorThread",
 ]  # fmt: skip

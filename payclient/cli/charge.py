@@ -1,6 +1,8 @@
 """`payclient charge`: a file of charges, checked whole, then sent."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +19,7 @@ from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import bad_rows
-from payclient.cli.texts import counted, text
+from payclient.cli.texts import counted, in_each_language, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -88,8 +90,9 @@ def charge(
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or form.decimal_mark
-    carried = carried_from(rows, form.keep, delimiter=shown.report_delimiter, mark=mark)
-    bad_file = _file_of_bad_rows(rows, shown.skip_bad, carried)
+    carry = partial(carried_from, rows, form.keep, delimiter=shown.report_delimiter, mark=mark)
+    carried = carry()
+    bad_file = _file_of_bad_rows(rows, shown.skip_bad, carry)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
@@ -125,12 +128,14 @@ def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
     }
 
 
-def _file_of_bad_rows(file: ChargeFile, path: Path | None, carried: Carried) -> tuple[Path, bytes] | None:
+def _file_of_bad_rows(
+    file: ChargeFile, path: Path | None, carry: Callable[[], Carried]
+) -> tuple[Path, bytes] | None:
     """Return the path and content of the file of the bad rows. `ConfigurationError`: another file is there."""
     if path is None or not (file.requests and file.bad):
         return None
-    content = bad_rows(file, path, carried.dialect)
-    if path.exists() and path.read_bytes() != content:
+    content, *others = in_each_language(lambda: bad_rows(file, path, carry().dialect))
+    if path.exists() and path.read_bytes() not in (content, *others):
         # Somebody may have corrected them there.
         raise unfit("--skip-bad", path, "is there already, with other rows")
     return path, content

@@ -6,11 +6,13 @@ Logs, exceptions and what machines read are English everywhere.
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 LANGUAGES = ("en", "es")
 
@@ -32,6 +34,17 @@ def choose_language(given: str | None) -> None:
 def language() -> str:
     """Return the language of this run."""
     return LANGUAGES[_language_index.get()]
+
+
+def in_each_language(make: Callable[[], _T]) -> list[_T]:
+    """Return what a function makes in each language, that of this run first."""
+
+    def made(given: str) -> _T:
+        choose_language(given)
+        return make()
+
+    languages = sorted(LANGUAGES, key=lambda each: each != language())
+    return [copy_context().run(made, each) for each in languages]
 
 
 @cache

@@ -12,6 +12,7 @@ from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
+from payclient.validation import from_service
 
 NAME = "payclient.toml"
 
@@ -143,8 +144,6 @@ def _plain(name: str) -> str:
 
 
 def _field(pair: object) -> str:
-    from payclient.validation import from_service  # `--help` needs none
-
     return from_service(str(pair).partition("=")[0])
 
 

@@ -5,15 +5,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from payclient.errors import ConfigurationError
 from payclient.validation import file_fault
-
-#: Opens a new file for its owner only.
-private: partial[int] = partial(os.open, mode=0o600)
 
 
 @contextmanager

@@ -4,9 +4,11 @@ A run first writes the rows that the ledger has decided, then each other row onc
 is interrupted, the file has every row. No key is in it twice, even after a SIGKILL.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import attrs
 from payclient.batch import ChargeRow
 from payclient.batch.lanes import is_refusal, passes
 from payclient.cli import tables
-from payclient.cli.files import atomic_write, private, write_file
+from payclient.cli.files import atomic_write, write_file
 from payclient.cli.terminal import iso
 from payclient.errors import (
     AlreadyPaidError,
@@ -288,7 +290,7 @@ class Report:
         if self._kind == ".xlsx":
             return
         row = tables.row_bytes(self._kind, self._row(line), self._carried.dialect)
-        with open(self.path, "ab", buffering=0, opener=private) as file:
+        with open(self.path, "ab", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             size = file.tell()
             # The file may have been deleted: without a header the next run would not take it for a report.
             rest = memoryview(row if size else self._content([line]))

@@ -27,6 +27,7 @@ from rich.table import Column, Table
 
 from payclient.cli.texts import language, reason, sentence, text
 from payclient.errors import ConfigurationError
+from payclient.validation import escape_text
 
 #: Bytes that a write to a pipe takes without waiting, once `select` returns the pipe (POSIX: 512 or more).
 AT_ONCE = 512
@@ -150,8 +151,6 @@ def without_password(text: str) -> str:
 
 def printable(text: object) -> str:
     """Return a text for a console as it is: markup and what is not printable are escaped, for a name may hold both."""
-    from payclient.validation import escape_text  # `--help` loads no rules of values
-
     return escape("\n".join(map(escape_text, str(text).split("\n"))))
 
 
@@ -168,8 +167,6 @@ def print_result(text: str) -> None:
 
 def print_line(text: str) -> None:
     """Write one line to stdout, never wrapped; what is not printable is escaped."""
-    from payclient.validation import escape_text  # `--help` loads no rules of values
-
     _STDOUT.write(f"{escape_text(text)}\n")
     _STDOUT.flush()
 

@@ -53,7 +53,7 @@ class ErrorDetail:
 class PayError(Exception):
     """The base of every error that payclient raises on purpose."""
 
-    # Attributes with defaults, set after `args`: that is all that pickling needs. What only a few raise sites give is
+    # Attributes with defaults, set after `args`: that is all that pickling needs. A value that few raise sites give is
     # an attribute of the class, set on the error that has it.
     def __init__(self, message: str = "", *, client_transaction_id: str | None = None) -> None:
         super().__init__(message)

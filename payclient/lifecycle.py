@@ -262,7 +262,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 def advance(record: Record, event: Event, seen: Record | None = None) -> Record:
     """Return the record after the event. Raises `TransitionError`, changing nothing, if its state does not take it.
 
-    `seen` is the attempt as it was known when the event was made, None: as it is. What is known since may overtake it.
+    `seen` is the attempt as it was known when the event was made, None: as it is. Later events may overtake it.
     """
     if record.archived:
         raise transition_error(

@@ -54,7 +54,7 @@ MEAN = MEDIAN * math.exp(SIGMA**2 / 2)
 
 
 class Schedule(Protocol):
-    """Decides when a pending sale is queried."""
+    """The rule of when a pending sale is queried."""
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """Return the seconds from a query made at this age of the sale to the next one.

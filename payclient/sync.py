@@ -440,7 +440,7 @@ class Charges(Iterator[ChargeResult]):
         is_list = isinstance(requests, list | tuple)  # which the batch reads by itself
         self._requests: Iterator[_Read] = chain(() if is_list else requests, repeat(StopIteration()))
         self._read: asyncio.Queue[_Read] = asyncio.Queue()
-        #: What was read and is to be handed over, also where the reader was interrupted in between.
+        #: Requests that were read and are to be handed over, also where the reader was interrupted in between.
         self._unfed: list[_Read] = []
         source = requests if is_list else self._rows()
         self._tracker = tracker

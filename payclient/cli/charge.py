@@ -32,7 +32,7 @@ MAX_ERRORS = 50
 @Parameter(name="*", group=Group("What is asked and shown", sort_key=3))
 @attrs.frozen(kw_only=True)
 class ShownOptions:
-    """What a run asks and shows."""
+    """The options of what a run asks and shows."""
 
     dry_run: bool = False
     """Check the file, show what it would charge, and stop."""

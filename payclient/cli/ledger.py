@@ -242,7 +242,7 @@ async def backup(file: Path, /, *, ledger: LedgerUrl = None) -> None:
 async def archive(*, before: Day, to: Path, ledger: LedgerUrl = None) -> None:
     """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
 
-    A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
+    A SQLite ledger must be closed; a PostgreSQL one may be in use. Open and unknown sales stay.
 
     :param before: Only what was decided before this day begins (UTC), as 2026-01-31.
     :param to: A new file.
@@ -273,7 +273,7 @@ async def resolve(
 
     :param identifier: The client transaction id.
     :param as_: The outcome; refused means that nothing was created, and lets the id be charged again.
-    :param actor: Who decides; kept in the history.
+    :param actor: The name of the person who decides; kept in the history.
     :param reason: Why, and by what proof; kept in the history.
     """
     actor, reason = actor.strip(), reason.strip()

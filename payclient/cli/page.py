@@ -61,7 +61,7 @@ def render(template: str, **values: object) -> bytes:
 
 
 class RunPage:
-    """Writes the page of one run. `window`: seconds that people have to answer.
+    """The page of one run. `window`: seconds that people have to answer.
 
     The only personal data on the page are the cells that the user asked to keep.
     """

@@ -208,7 +208,7 @@ def reconcile(
     :param report: Write each payment to a .csv, .xlsx or .jsonl file.
     :param html: Write a page for people.
     :param resolve: Decide what is undecided here and listed with its amount.
-    :param actor: Who decides; kept in the history.
+    :param actor: The name of the person who decides; kept in the history.
     """
     name = (actor or "").strip()
     if resolve != bool(name):
@@ -258,8 +258,8 @@ async def _pair_up(
     found = list[Record]()
     async with opened(url) as book:
         async for record in book.records():
-            # It is paid while its customer may pay, however late that is found or decided by hand; a reversal that was
-            # refused has moved both times.
+            # Its customer has paid by the end of the window, however late that is found or decided by hand. A reversal
+            # that was refused has moved both times of the record.
             ends = record.created_at + _LONGEST, record.expires_at or math.inf
             paid_at = min(record.decided_at or record.created_at, *ends)
             when = datetime.datetime.fromtimestamp(paid_at, datetime.UTC)

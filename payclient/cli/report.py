@@ -195,7 +195,7 @@ class Tally:
 
     @property
     def exit_code(self) -> int:
-        """0: all accepted; 4: some `paid` is not known; 3: some are not paid."""
+        """The exit code. 0: all accepted; 4: some `paid` is not known; 3: some are not paid."""
         paid = {_PAID[label] for label, count in self.counts.items() if count}
         return 4 if None in paid else 3 if False in paid else 0
 

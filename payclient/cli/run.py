@@ -58,7 +58,7 @@ _OF_THE_NETWORK = frozenset({"TransportError", "NotSentError", "OutcomeUnknownEr
 
 
 class Reach:
-    """Finds when the service has gone, and when it is back; each is found once."""
+    """The watch over whether the service answers: notes once that it has gone, and once that it is back."""
 
     def __init__(self) -> None:
         self._is_answered, self._is_away = True, False
@@ -79,7 +79,7 @@ class Reach:
 
 
 class Run:
-    """Charges rows. The ledger is read before and after: a row may have been charged, or changed, by another run."""
+    """One run over rows. It reads the ledger before and after: another run may have charged, or changed, a row."""
 
     def __init__(
         self,

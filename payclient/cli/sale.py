@@ -23,12 +23,12 @@ Amount = Annotated[int | None, Cents]
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class PricedOptions:
-    """What is charged (§2.1)."""
+    """The money that is charged (§2.1)."""
 
     currency: str
     """ISO 4217, such as USD."""
     reference: str | None = attrs.field(default=None, repr=False)
-    """What the customer reads."""
+    """The text that the customer reads."""
     amount: Amount = None
     """Cents; the sum of the parts, unless given."""
     amount_without_tax: Amount = None
@@ -45,7 +45,7 @@ class PricedOptions:
 
 @attrs.frozen(kw_only=True)
 class SaleOptions(PricedOptions):
-    """Who is charged, and for what (§2.2)."""
+    """The customer who is charged, and what for (§2.2)."""
 
     country_code: str
     """Country calling code, such as 593."""
@@ -111,7 +111,7 @@ def sale(
 
 @attrs.frozen(kw_only=True)
 class FormOptions(PricedOptions):
-    """What a form is for, and where it leads (§2.3)."""
+    """The payment of a form, and where the form leads (§2.3)."""
 
     client_transaction_id: str
     """The form's own id."""

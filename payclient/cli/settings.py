@@ -123,7 +123,7 @@ class ServiceOptions:
 
 @attrs.frozen(kw_only=True)
 class ChargeOptions(ServiceOptions):
-    """What every charge needs."""
+    """The options that every charge needs."""
 
     ledger: LedgerUrl = attrs.field(default=None, repr=False)  # its address may hold a password
     new_ledger: bool = False

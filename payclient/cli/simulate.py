@@ -58,7 +58,7 @@ def simulate(
     :param host: Address to listen at. Whoever reaches it can answer for the customers.
     :param token: The only token to take; without one any is taken.
     :param account: NAME=TOKEN, for each account: each token finds its own account's sales only.
-    :param answers: What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.
+    :param answers: The customers' answers, instead of the scenario's: approve=0.8,reject=0.1,ignore=0.1.
     :param seed: Another seed, other answers and other faults.
     :param sale_window: Seconds until a push expires. Default: the profile's.
     :param form_window: Seconds that a form link lives. Default: the profile's.

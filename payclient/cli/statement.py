@@ -44,7 +44,7 @@ class Entry:
     #: Cents, less than 0 where it was given back.
     amount: int
     currency: str | None = None
-    #: Whether its state is a known word. Of another line nothing but the ids is read.
+    #: Whether its state is a known word. Nothing but the ids is read of another line.
     is_read: bool = True
 
 
@@ -75,8 +75,8 @@ class StatementOptions(Layout):
         return {word.casefold(): 1 for word in paid} | {word.casefold(): -1 for word in self.returned}
 
 
-#: What a statement holds: its lines, how many of them have each unknown word as their state, the lines at its end that
-#: name no payment, and how it is written.
+#: The content of a statement: its lines, how many of them have each unknown word as their state, the lines at its end
+#: that name no payment, and how it is written.
 Statement = tuple[list[Entry], Counter[str], list[int], Dialect]
 
 

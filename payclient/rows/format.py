@@ -132,7 +132,7 @@ class Layout:
 
 @attrs.frozen(kw_only=True)
 class Format(Layout):
-    """What a file of charges holds; the fields are options of `payclient charge`."""
+    """The format of a file of charges; the fields are options of `payclient charge`."""
 
     key: str = KEY
     """The column that is the client transaction id."""

@@ -1,4 +1,7 @@
-"""What calamine does not say of a sheet: errors, formulas without a value, percentages, merged cells, hidden rows."""
+"""The faults of a sheet, which calamine does not show.
+
+They are errors, formulas without a value, percentages as amounts, merged cells and hidden rows.
+"""
 
 import io
 import re
@@ -135,7 +138,7 @@ def _fault_of(cell: ElementTree.Element, formulas: dict[object, str], *, is_key:
         return None
     if not cell.findtext("{*}v") and cell.get("t") != "str":
         return "is a formula without its value: open and save the file"
-    # Of the cells that share a formula the first one has it.
+    # Only the first of the cells that share a formula has it.
     if is_key and re.search(_VOLATILE, formulas.setdefault(formula.get("si", cell), formula.text or "")):
         return "is a formula of chance or of the date, and has another value later: write the value itself"
     return None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import payclient
 from fake_service import Scripted, answer, refusal
-from payclient.cli.settings import ServiceOptions, profile_of
+from payclient.cli.settings import ServiceOptions
 from payclient.errors import ConfigurationError
 from payclient.profile import (
     DOCUMENT,
@@ -292,7 +292,7 @@ def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> Non
     assert find_profile(path) == find_profile(os.fspath(path)) == shop
     assert list(PRESETS) == [profile.name for profile in PRESETS.values()] == ["document", "payphone"]
     for name, profile in PRESETS.items():
-        assert find_profile(name) is profile_of(name) is profile
+        assert find_profile(name) is profile
         assert PaySession("https://pay.example", "token", profile=name).profile is profile
     with pytest.raises(ConfigurationError, match=r"directory; the presets are document, payphone$"):
         find_profile("payfone")

@@ -47,11 +47,11 @@ class Configuration:
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
-        if not commands or commands[0] in _WITHOUT:
-            return
         known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
         options = {_plain(each.name[2:]): each for each in known}
         _drop_empty_variables(options.values())
+        if not commands or commands[0] in _WITHOUT:
+            return
         path = self._find(commands[0], arguments)
         values = {} if path is None else self._read(path, commands[0])
         for name in _PAIRS & options.keys():

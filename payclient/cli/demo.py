@@ -13,11 +13,12 @@ from payclient.cli.charge import charge_rows
 from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
 from payclient.cli.run import Run
-from payclient.cli.settings import ChargeOptions, Limits, profile_of
+from payclient.cli.settings import ChargeOptions, Limits
 from payclient.cli.simulate import settings_of
 from payclient.cli.texts import counted, label, text
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
+from payclient.profile import find_profile
 from payclient.rows import read_file
 from payclient.simulator import Answers, Simulator
 
@@ -38,7 +39,7 @@ async def demo() -> int:
     """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings."""
     place = Path(tempfile.mkdtemp(prefix="payclient-demo-"))
     refused = _write(place)
-    profile = profile_of(str(PROFILE))
+    profile = find_profile(str(PROFILE))
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )

@@ -17,13 +17,13 @@ import attrs
 from payclient.auth import TokenFile
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
-from payclient.cli.settings import FORGETS, NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
+from payclient.cli.settings import FORGETS, NO_LEDGER, LedgerUrl, ServiceOptions, location_of
 from payclient.cli.texts import reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile
+from payclient.profile import ServiceProfile, find_profile
 from payclient.session import describe_failure
 from payclient.transport import AiohttpTransport
 from payclient.validation import is_loopback, parse_address
@@ -116,7 +116,7 @@ def _value(name: str, value: object, otherwise: str = "") -> str:
 def check_named(profile: str | None) -> Iterator[Check]:
     """Check a profile by its name or path."""
     try:
-        found = profile_of(profile)
+        found = find_profile(profile)
     except ConfigurationError as error:
         yield Check("wrong", reason(str(error)))
     else:

@@ -21,13 +21,14 @@ from payclient.cli import terminal
 from payclient.cli.files import check_apart, write_file
 from payclient.cli.ledger import opened
 from payclient.cli.page import check_page, render
-from payclient.cli.settings import Day, LedgerUrl, Profile, Yes, profile_of
+from payclient.cli.settings import Day, LedgerUrl, Profile, Yes
 from payclient.cli.statement import Entry, StatementOptions, read_statement
 from payclient.cli.tables import read_report, table_bytes
 from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.events import Listed
 from payclient.lifecycle import Record, State
+from payclient.profile import find_profile
 
 #: Words of other states that are shown at most; all are counted.
 _SHOWN = 20
@@ -219,7 +220,7 @@ def reconcile(
         check_page(html)
     if report is not None:
         read_report(report, COLUMNS[0])  # raises where another file is there
-    entries, others, unnamed, dialect = read_statement(statement, form, profile_of(profile))
+    entries, others, unnamed, dialect = read_statement(statement, form, find_profile(profile))
     pairs = asyncio.run(_pair_up(ledger, entries, begin, end))
     if resolve and (proven := [pair for pair in pairs if pair.can_be_resolved]):
         _ask(proven, yes=yes)

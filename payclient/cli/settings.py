@@ -83,7 +83,7 @@ class ServiceOptions:
     @cached_property
     def loaded_profile(self) -> ServiceProfile:
         """The profile itself. Raises `ConfigurationError`."""
-        return profile_of(self.profile)
+        return find_profile(self.profile)
 
     @property
     def url(self) -> str | None:
@@ -219,8 +219,3 @@ def location_of(ledger: str | None) -> str:
     if not path.startswith("//"):  # misspelt: a password may stand anywhere before the host
         ledger = re.sub("(?s).*@", "***@", ledger or "")
     return terminal.without_password(ledger or "")
-
-
-def profile_of(profile: str | None) -> ServiceProfile:
-    """Return a preset by its name, a profile by its path, or the document's profile where none is given."""
-    return find_profile(profile or None)

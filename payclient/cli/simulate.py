@@ -13,11 +13,11 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.files import check_regular, write_file
-from payclient.cli.settings import Number, Profile, Whole, profile_of
+from payclient.cli.settings import Number, Profile, Whole
 from payclient.cli.signals import handled
 from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
-from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile, find_profile
 from payclient.rows.format import pair_of
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.validation import is_loopback
@@ -104,7 +104,7 @@ def _check_ready_file(path: Path) -> None:
 def _settings(profile: str | None, changes: tuple[str, ...], **windows: float | None) -> Settings:
     """Return the simulator's settings of a profile, with what the options change. Raises `ValueError`."""
     # The simulator has settings of its own for this service; a profile holds only a part of them.
-    settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
+    settings = PAYPHONE if profile == "payphone" else settings_of(find_profile(profile))
     # No id may occur again in a ledger that is used with a later simulator.
     settings = attrs.evolve(settings, first_id=time.time_ns() // 1000)
     given: dict[str, object] = {name: seconds for name, seconds in windows.items() if seconds is not None}

@@ -452,6 +452,19 @@ def test_what_was_refused_for_the_moment_is_sent_by_the_same_command() -> None:
         assert ("--retry refused" in step) is not passes
 
 
+def test_a_row_that_is_being_given_back_is_told_to_people(tmp_path: Path) -> None:
+    """Nobody knows whether it is paid: the run says what to do, and the page names the row."""
+    line = Line(client_transaction_id="row-1", amount=7, currency="USD", state="reversing")
+    tally, page = Tally([line]), RunPage(tmp_path / "r.html", title="c.csv", window=300)
+    assert tally.exit_code == 4
+    (step,) = next_steps(tally, "sqlite:charges.db", 4, 300.0)
+    assert step.startswith("to do: 1 row not finished; run again: ")
+    page.write([line], tally, total=1, code=4)
+    text = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
+    assert "1 row needs a person." in text
+    assert "A request to give these back has no answer yet." in text
+
+
 def test_a_run_is_shown_in_one_way(tmp_path: Path, capfd: Said) -> None:
     """Nothing, or objects for a machine."""
     file = write_csv(tmp_path / "rows.csv", rows_of("quiet", 1))

@@ -212,8 +212,8 @@ def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterato
     counts, again = tally.counts, terminal.again()
     origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
     at_ledger = "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
-    unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
-    unfinished += tally.passing
+    open_labels = (NOT_SENT_YET, State.SENDING, State.PENDING, State.REVERSING, PURCHASE_OPEN)
+    unfinished = sum(counts[each] for each in open_labels) + tally.passing
     retry = again if "--retry" in again else f"{again} --retry refused"
     undecided = counts[State.UNKNOWN] + counts[State.EXPIRED]
     run_again = {130: ("run.go_on", 1), 5: ("todo.report", 1)}.get(code, ("todo.again", unfinished))

@@ -434,7 +434,9 @@ def test_a_sale_that_changes_while_a_person_is_asked_is_left_alone(
 
 
 def test_options_that_do_not_fit_are_refused(month: Book, tmp_path: Path, capfd: Said) -> None:
-    """A name without a decision, a decision without a name, a page in the place of the statement."""
+    """A name without a decision, a decision without a name, a page in the place of the statement, another kind."""
+    assert main(["reconcile", str(tmp_path / "enero.pdf")]) == 2
+    assert capfd.readouterr().err == "payclient: enero.pdf: must end in .csv, .xlsx, .ods or .jsonl\n"
     file = statement(tmp_path / "enero.csv", "rent-1;1/1;11,50;Aceptado")
     before = file.read_bytes()
     for options, said in (

@@ -125,7 +125,7 @@ def read_records(path: Path, form: Layout) -> Records:
     """Read a whole file. Raises `InvalidRequestError` for one that cannot be read, without its name."""
     kind = path.suffix.lower()
     if kind not in (".csv", *SHEETS, ".jsonl"):
-        raise InvalidRequestError("a file of charges must end in .csv, .xlsx, .ods or .jsonl")
+        raise InvalidRequestError("must end in .csv, .xlsx, .ods or .jsonl")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"is larger than {MAX_BYTES >> 20} MB: split the file")

@@ -276,7 +276,7 @@ _digits = re.compile(r"\+?[0-9][0-9 -]*").fullmatch
 _are_digits = _unless(
     lambda value: not value.strip() or _digits(value), "must be digits, such as 0984111222 or +593984111222"
 )
-_is_counted = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**18 to 10**18")
+_is_counted = _unless(lambda value: abs(value) <= MAX_CENTS, "must be -10**18 to 10**18")
 
 #: An id that is required, and that no other text looks like.
 UNMISTAKABLE_ID: Declared = text(

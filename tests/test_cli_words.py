@@ -15,6 +15,7 @@ from payclient.cli import main
 from payclient.cli.run import Reach
 from payclient.cli.texts import choose_language, counted, reason, table, text
 from payclient.session import Exchange
+from payclient.validation import CENTS
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -178,6 +179,14 @@ def test_what_the_command_line_refuses_is_said_in_spanish() -> None:
         ("must be the sum of its parts, and is 100 cents more than that",
          "debe ser la suma de sus partes, y es 100 centavos más que ella"),
         ("must be 0 to 5 cents", "debe ser de 0 a 5 centavos"),
+        ("phoneNumber: must be a text; int was given", "phoneNumber: debe ser un texto; se dio un número entero"),
+        (f"must be {CENTS}; float was given",
+         "debe ser un número entero de centavos, como 1050; se dio un número con decimales"),
+        ("must be -10**18 to 10**18", "debe ser de -10**18 a 10**18"),
+        ("phone_number: must be + country code and number, such as +593991112223",
+         "phone_number: debe ser +, código de país y número, como +593991112223"),
+        ("must be an int; str was given", "debe ser un número entero; se dio un texto"),
+        ("must be True or False; list was given", "debe ser true o false; se dio una lista"),
         ("a.csv: line 1: currency is a column, and --set gives it as well; there is no column phone_number; "
          "give --map phone_number=COLUMN, or --set phone_number=VALUE",
          "a.csv: línea 1: currency es una columna, y --set también lo da; no hay columna phone_number; "

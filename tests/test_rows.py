@@ -377,7 +377,9 @@ def test_mapped_and_ignored_columns(read: Read) -> None:
         ({"key": "a", "map": [f"{KEY}=b"]}, f"--key and --map {KEY} name two columns"),
         ({"set": ["order=x"]}, "order"), ({"delimiter": ";;"}, "delimiter"), ({"delimiter": '"'}, "delimiter"),
         ({"encoding": "base64"}, "encoding must be one such as"), ({"encoding": "utf-32"}, "encoding must be"),
-        ({"encoding": "klingon"}, "encoding must be"), ({"decimal_mark": ","}, "a decimal mark needs --amounts"),
+        ({"encoding": "utf-7"}, "encoding must be"), ({"encoding": "idna"}, "encoding must be"),
+        ({"encoding": "iso2022_jp"}, "encoding must be"), ({"encoding": "klingon"}, "encoding must be"),
+        ({"decimal_mark": ","}, "a decimal mark needs --amounts"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_of_a_file(options: dict[str, Any], said: str) -> None:

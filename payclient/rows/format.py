@@ -55,9 +55,14 @@ def delimiter_of(given: str | None) -> str | None:
     return found
 
 
+#: ASCII, and sequences that encodings such as utf-7 read as other characters.
+_ASCII = bytes(range(128)) + b"\\u \x1b$B!!"
+
+
 def _is_encoding(name: str) -> bool:
+    """Return whether every character of ASCII stands for itself: then an invalid byte can be kept and named."""
     try:
-        return '"\n\r,;\t'.encode(name) == b'"\n\r,;\t'
+        return _ASCII.decode(name, "surrogateescape") == _ASCII.decode()
     except (LookupError, ValueError, TypeError):
         return False
 

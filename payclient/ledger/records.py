@@ -224,18 +224,21 @@ def describe(event: Event) -> str | None:
 # The rule for the asks of one purchase: the same as `holds` in both.sql
 
 
-def holds_purchase(known: Record, new: Record) -> bool:
-    """Return whether a known ask denies its permit to a new one of the same purchase: it is paid, or may yet be."""
+def holds_purchase(known: Record, at: float, *, beside_open_form: bool = False) -> bool:
+    """Return whether an ask denies others of its purchase a permit at this UTC time: it is paid, or may yet be.
+
+    With `beside_open_form` the other one may be sent beside a form that is open.
+    """
     state, evidence = known.state, known.evidence
     if state in PAID:
         return True
-    if known.kind == "form" and new.beside_open_form:
+    if known.kind == "form" and beside_open_form:
         return False
     if state is State.EXPIRED and evidence is not Evidence.LAST_QUERY:
         return True  # its last query is to come, and may find it paid
     if known.kind != "form":
         return state in _OPEN
-    if known.links_dead_at is not None and known.links_dead_at <= new.created_at:
+    if known.links_dead_at is not None and known.links_dead_at <= at:
         return False
     match state:
         case State.SENDING | State.PENDING | State.EXPIRED:
@@ -267,11 +270,10 @@ def overpaid(asks: Iterable[Record], record: Record, at: float) -> Overpaid | No
     return Overpaid(at=at, also=also)
 
 
-def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
-    """Return the one of its purchase's asks that denies this one its permit, a paid one first."""
-    mine = new.client_transaction_id
-    held = [each for each in asks if each.client_transaction_id != mine and holds_purchase(each, new)]
-    return max(held, key=lambda each: (each.state is State.ACCEPTED, each.created_at), default=None)
+def purchase_holder(asks: Iterable[Record], at: float, *, beside_open_form: bool = False) -> Record | None:
+    """Return the one of a purchase's asks for which `holds_purchase` is true, a paid one first."""
+    holders = [each for each in asks if holds_purchase(each, at, beside_open_form=beside_open_form)]
+    return max(holders, key=lambda each: (each.state is State.ACCEPTED, each.created_at), default=None)
 
 
 # The rule for the attempts of one client transaction id; number n stands at n - 1
@@ -293,7 +295,8 @@ def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Recor
         return False
     if len(attempts) != record.attempt - 1:
         raise transition_error(record, "the attempt before it is missing")
-    if holder := purchase_holder(asks, record):
+    # Among them are attempts of the same id, which are refused and hold nothing.
+    if holder := purchase_holder(asks, record.created_at, beside_open_form=record.beside_open_form):
         raise PurchaseHeldError(holder)
     return True
 

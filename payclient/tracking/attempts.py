@@ -266,9 +266,9 @@ class Attempts:
             asks = await self._ledger.asks(before.purchase)
         if before is None and not asks:
             return
-        new = self._record(attempt)
-        if holder := find_holder(self._poller, asks, new):
-            raise refusal_of(self._poller, holder)
+        if holder := find_holder(self._poller, asks, beside_open_form=attempt.beside_open_form):
+            is_own = holder.client_transaction_id == identifier  # found paid since `before` was read
+            raise PermitDeniedError if is_own else refusal_of(self._poller, holder)
         newest = {each.client_transaction_id: each for each in asks}
         if before is not None:
             newest[identifier] = before

@@ -11,8 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
-
 from payclient.clock import within
 from payclient.errors import (
     LedgerError,
@@ -366,10 +364,9 @@ class Confirmer:
             each
             for each in asks
             if each.state in PAID or each.kind == "sale" or (each.candidate_ids and not current.is_first)
-            if not each.beside_open_form
+            if not each.beside_open_form and each.client_transaction_id != form.client_transaction_id
         )
-        again = attrs.evolve(form, created_at=self._clock.time())
-        is_replaced = purchase_holder(others, again) is not None
+        is_replaced = purchase_holder(others, self._clock.time()) is not None
         # Whoever pays another form meets this one only by what the ledger names now.
         is_named = current.transaction_id in form.candidate_ids
         current.is_first = False if is_replaced else is_named or None

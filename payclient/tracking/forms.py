@@ -253,15 +253,14 @@ class Forms:
                 return form
             task = self._preparing.get(key)
             if task is None:
-                free = _free_id(key, asks, self._poller.session.profile.max_lengths)
-                new = Record(client_transaction_id=free, purchase=key, created_at=self._clock.time())
-                if (holder := find_holder(self._poller, asks, new)) is not None:
+                if (holder := find_holder(self._poller, asks)) is not None:
                     is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
                     if not is_prepared_now or self._clock.monotonic() >= until:
                         raise refusal_of(self._poller, holder)
                     await sleep(self._clock, LOOK_AGAIN)  # for the links that another process gets
                     continue
-                task = self._start(key, free, make_request)
+                free_id = _free_id(key, asks, self._poller.session.profile.max_lengths)
+                task = self._start(key, free_id, make_request)
             try:
                 return await outlive(task)
             except (asyncio.CancelledError, RefusedError, DifferentRequestError, PurchaseOpenError) as error:
@@ -292,8 +291,7 @@ class Forms:
     async def _find_live(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
         """Return the purchase's form whose links may be handed out; None where another of its asks is paid or open."""
         now = self._clock.time()
-        another = Record(client_transaction_id="", purchase=key, created_at=now)
-        holders = [each for each in asks if holds_purchase(each, another)]
+        holders = [each for each in asks if holds_purchase(each, now)]
         for each in holders:
             is_named = bool(each.candidate_ids) or each.transaction_id is not None
             if each.kind != "form" or is_named or each.state is State.SENDING:

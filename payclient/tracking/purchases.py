@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 import attrs
@@ -69,17 +69,16 @@ def check_purchase(key: str) -> None:
         raise InvalidRequestError(errors=[ErrorDetail("purchase", 0, (fault,))])
 
 
-def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
-    """Return the ask that keeps another one of its purchase from being sent.
+def find_holder(poller: Poller, asks: Sequence[Record], *, beside_open_form: bool = False) -> Record | None:
+    """Return the ask of a purchase that keeps another one from being sent now; see `holds_purchase`.
 
     The ledger refuses a permit beside that ask. Or it may yet turn out to be paid: it is a form with dead links, or
     only a person can find out what its customer did.
     """
-    records = list(records)
-    holder = purchase_holder(records, new)
+    holder = purchase_holder(asks, poller.clock.time(), beside_open_form=beside_open_form)
     if holder is None:
-        asks = (each for each in records if each.kind == "sale" or not new.beside_open_form)
-        holder = next((each for each in asks if _may_yet_be_paid(poller, each)), None)
+        counted = (each for each in asks if each.kind == "sale" or not beside_open_form)
+        holder = next((each for each in counted if _may_yet_be_paid(poller, each)), None)
     return holder
 
 
@@ -100,10 +99,9 @@ def _may_yet_be_paid(poller: Poller, ask: Record) -> bool:
     return is_queried or (is_in_doubt and poller.clock.time() < policy.closed_until(ask))
 
 
-def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:
-    """Return until when another ask of the purchase is refused because one is open."""
-    another = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
-    holder = find_holder(poller, records, another)
+def held_until(poller: Poller, asks: Sequence[Record]) -> float | None:
+    """Return until when another ask of the purchase is refused because one of these is open."""
+    holder = find_holder(poller, asks)
     return None if holder is None or holder.state is State.ACCEPTED else _open_until(poller, holder)
 
 

@@ -283,7 +283,7 @@ class Tracker:
         self._poller.asks.check_open()
         check_purchase(key)
         records = await self._ledger.asks(key)
-        return Purchase.of(key, records, held_until=held_until(self._poller, key, records))
+        return Purchase.of(key, records, held_until=held_until(self._poller, records))
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""

@@ -255,8 +255,8 @@ def _forms_forgotten() -> list[Patch]:
         mine.setdefault(self._poller, set()).add(request.client_transaction_id)
         return await prepare(self, request, purchase)
 
-    def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
-        return find(poller, known(poller, records), new)
+    def find_holder(poller: Poller, asks: Iterable[Record], **options: Any) -> Record | None:
+        return find(poller, known(poller, asks), **options)
 
     async def find_living(self: Forms, key: str, asks: list[Record], margin: float) -> Any:
         return await living(self, key, known(self._poller, asks), margin)

@@ -78,7 +78,7 @@ RECORDS = st.builds(
 def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
     """Looked at whenever it says, the waits for an ask are over in time; each look is later than the one before."""
     ask = follow(rules, kept)
-    now = rules.next_look(ask, 0.0)
+    now = rules.plan_look(ask, 0.0)
     assert now is not None
     assert 0.0 <= now <= ask.expires
     for looks, incident in enumerate([*incidents, *["nothing"] * 500]):
@@ -92,8 +92,8 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         if now >= ask.expires and ask.record.state is State.PENDING:
             ask.record = advance(ask.record, Expired(at=now))
         if rules.can_query:
-            rules.next_query(ask, now)
-        when = rules.next_look(ask, now)
+            rules.begin_query(ask, now)
+        when = rules.plan_look(ask, now)
         if ask.waits_over:
             break
         assert when is not None
@@ -106,7 +106,7 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
     while True:
         if rules.exhausts_now(ask, now):
             ask.record = advance(ask.record, Exhausted(at=now))
-        if (when := rules.next_look(ask, now)) is None:
+        if (when := rules.plan_look(ask, now)) is None:
             break
         assert now < when <= ask.expires + 86400.0
         now = when
@@ -116,8 +116,8 @@ def test_an_expiry_that_cannot_be_written_is_tried_again_after_a_while() -> None
     """Of a sale that was notified before its answer came, where nothing can be queried: no look is in the past."""
     rules = policy(can_query=False)
     ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
-    assert rules.next_look(ask, 3.0) == ask.expires
-    when = rules.next_look(ask, ask.expires + 1.0)
+    assert rules.plan_look(ask, 3.0) == ask.expires
+    when = rules.plan_look(ask, ask.expires + 1.0)
     assert when is not None
     assert when > ask.expires + 1.0
 
@@ -128,7 +128,7 @@ def test_what_a_person_must_find_out_is_looked_at_no_more() -> None:
     ask = follow(rules, advance(record(), Notified(at=2.0, transaction_id=OURS)))
     ask.record, ask.waits_over = advance(ask.record, Expired(at=ask.expires)), True
     assert not rules.exhausts_now(ask, 1e6)
-    assert rules.next_look(ask, 1e6) is None
+    assert rules.plan_look(ask, 1e6) is None
 
 
 @given(POLICIES.filter(lambda rules: not rules.can_query), RECORDS)
@@ -140,7 +140,7 @@ def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, 
             ask.record = advance(ask.record, event(at=ask.expires))
         ask.waits_over, now = True, max(ask.expires, ask.begun + rules.life[kept.kind]) + 20.0
         due = rules.expires_now(ask, now) or rules.exhausts_now(ask, now)
-        assert (rules.next_look(ask, now) is not None) is due
+        assert (rules.plan_look(ask, now) is not None) is due
 
 
 def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() -> None:
@@ -150,12 +150,12 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
     ask.final_queries, ask.absent_at, ask.queried_at, now = 7, 620.0, 620.0, 680.0
     ask.client_queried_at = 620.0
     for _ in range(2):
-        query = rules.next_query(ask, now)
+        query = rules.begin_query(ask, now)
         assert query.candidate_id == OURS
         ask.note_unanswered(query.candidate_id)
         ask.failures += 1
         ask.queried_at = now
-        now, before = rules.next_look(ask, now) or 0.0, now
+        now, before = rules.plan_look(ask, now) or 0.0, now
         assert now > before
 
 
@@ -163,7 +163,7 @@ def test_a_failure_is_not_followed_by_a_query_at_once() -> None:
     """Also where a last query is due long since: its ask failed before that query was made."""
     rules, ask = policy(), follow(policy(), record())
     ask.failures, now = 1, ask.expires + 100.0
-    assert rules.next_look(ask, now) == now + rules.least_gap
+    assert rules.plan_look(ask, now) == now + rules.least_gap
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_whoever_waits_for_anothers_unknown_sale_lets_its_absence_be_proven() ->
     """The process that has its lease makes the two queries of the proof; only later it must have ended."""
     ask = follow(policy(), record(state=State.UNKNOWN))
     ask.followed_elsewhere = True
-    assert policy().next_look(ask, 400.0) == 1.2 * 600.0 + LEASE
+    assert policy().plan_look(ask, 400.0) == 1.2 * 600.0 + LEASE
 
 
 @given(POLICIES, RECORDS, st.floats(0.0, 2000.0))
@@ -210,7 +210,7 @@ def test_whoever_waits_for_another_process_does_so_for_a_bounded_time(
     """Then it queries by itself."""
     ask = follow(rules, kept)
     ask.followed_elsewhere = True
-    when = rules.next_look(ask, now)
+    when = rules.plan_look(ask, now)
     assert when is not None
     assert now < when <= max(now, ask.expires + 1000.0) + LEASE
 
@@ -223,12 +223,12 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
     ask.notified_queries = 0
     gaps, now = [], 10.0
     for _ in NOTIFIED_DELAYS:
-        when = rules.next_look(ask, now)
+        when = rules.plan_look(ask, now)
         assert when is not None
         gaps.append(when - now)
         now = when
     assert tuple(gaps) == (0.25, 0.75, 2.0, 5.0)
-    rules.next_look(ask, now)
+    rules.plan_look(ask, now)
     assert ask.notified_queries is None
 
 
@@ -242,15 +242,15 @@ def test_a_form_is_queried_as_a_push_of_a_fifth_of_its_age_a_fifth_as_often(
     rules = policy(Steps((60.0, 5.0), (300.0, 20.0)))
     ask = follow(rules, record(kind))
     ask.expires = 1200.0
-    rules.next_query(ask, age)
-    assert rules.next_look(ask, age) == age + gap
+    rules.begin_query(ask, age)
+    assert rules.plan_look(ask, age) == age + gap
 
 
 def test_however_often_it_fails_an_ask_is_queried_again_within_32_gaps() -> None:
     rules, ask = policy(Fixed(2.0)), follow(policy(), record())
-    rules.next_query(ask, 10.0)
+    rules.begin_query(ask, 10.0)
     ask.failures = 20
-    assert rules.next_look(ask, 10.0) == 10.0 + 32 * 2.0
+    assert rules.plan_look(ask, 10.0) == 10.0 + 32 * 2.0
 
 
 @pytest.mark.parametrize("kind", ["sale", "form"])
@@ -280,7 +280,7 @@ def test_every_candidate_has_its_turn_and_our_own_id(named: list[int], by_client
         kept = advance(kept, Notified(at=1.0, transaction_id=number))
     ask, queries = follow(rules, kept), []
     for now in range(100):
-        queries.append(rules.next_query(ask, float(now)).candidate_id)
+        queries.append(rules.begin_query(ask, float(now)).candidate_id)
     candidates = {each for each in kept.candidate_ids if each}
     if not by_id or not candidates:
         assert set(queries) == {None}
@@ -333,7 +333,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
                 continue
             assert ask.record.state.paid is None
             continue
-        query = rules.next_query(ask, now)
+        query = rules.begin_query(ask, now)
         reader = AnswerReader(rules, credentials, ask, query, now, now, token)
         can_see, by_client_id = credentials.can_see(ask.record, token), query.candidate_id is None
         if answer is None:

@@ -208,7 +208,7 @@ class OpenAsks:
     def plan(self, ask: Followed) -> None:
         """Plan the next look. Where no query is left for a wait, end the waits and defer the lease until that look."""
         now = self.clock.monotonic()
-        when = self.policy.next_look(ask, now)
+        when = self.policy.plan_look(ask, now)
         if ask.waits_over:
             self.wake(ask)
             self._defer_lease(ask, A_YEAR if when is None else when - now)

@@ -240,7 +240,12 @@ def may_be_absent(record: Record) -> bool:
 
     The same answer proves nothing about a form: the service may not list a form that nobody has paid yet.
     """
-    return record.state is State.UNKNOWN and record.kind == "sale" and record.transaction_id is None
+    return record.state is State.UNKNOWN and may_have_candidates(record)
+
+
+def may_have_candidates(record: Record) -> bool:
+    """Return whether queries may go by the candidate ids of an attempt: a sale whose transaction is not known."""
+    return record.transaction_id is None and record.kind == "sale"
 
 
 def backoff(ask: Followed) -> float:
@@ -372,8 +377,11 @@ class Policy:
     def _reversal_ended_at(self, ask: Followed) -> float:
         return ask.begun + 2 * self.total_timeout
 
-    def next_look(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is looked at next; None: no more. Sets `waits_over`, and counts `notified_queries`."""
+    def plan_look(self, ask: Followed, now: float) -> float | None:
+        """Set `waits_over` where no query is left for a wait, and return when the ask is looked at next; None: no more.
+
+        Counts a query of the series after a notification in `notified_queries`.
+        """
         record, expires = ask.record, ask.expires
         can_query = self.can_find(record)
         if record.state.decided:
@@ -390,13 +398,13 @@ class Policy:
             end = expires if ask.waits_over else expires + LATE_NOTIFICATION * self.scale
             if now < end:
                 return expires if now < expires else end
-        elif (when := self._next_query_due(ask, now)) is not None:
+        elif (when := self._plan_query(ask, now)) is not None:
             return when
         ask.waits_over = True
         return self._background_look(ask, now)
 
-    def _next_query_due(self, ask: Followed, now: float) -> float | None:
-        """Return when the ask is queried next, counting queries after a notification; None: none is left for a wait."""
+    def _plan_query(self, ask: Followed, now: float) -> float | None:
+        """Return when the ask is queried next; None: no query is left for a wait. Counts one after a notification."""
         if (count := ask.notified_queries) is not None:
             if count < len(NOTIFIED_DELAYS):
                 ask.notified_queries = count + 1
@@ -493,36 +501,36 @@ class Policy:
 
     # --- Which request next
 
-    def next_query(self, ask: Followed, now: float) -> TransactionRef:
-        """Return what the query that is made now goes by, and note it."""
-        record = ask.record
+    def begin_query(self, ask: Followed, now: float) -> TransactionRef:
+        """Note on the ask that it is queried now, and return the ids that the query may go by."""
+        record, candidate_id = ask.record, self._next_candidate(ask)
         ask.queried_at, ask.is_answered = now, False
         # The query counts as one of the last only when one is due, however many are made.
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
-        return TransactionRef(
-            client_transaction_id=record.client_transaction_id,
-            transaction_id=record.transaction_id,
-            candidate_id=self._choose_candidate(ask, now),
-            kind=record.kind,
-        )
-
-    def _choose_candidate(self, ask: Followed, now: float) -> int | None:
-        """Return the candidate id of the query made now, and note the query. None: the query goes by another id."""
-        record = ask.record
-        if record.transaction_id is not None or record.kind != "sale":
-            return None
-        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
-        by_candidate = self.by_transaction_id and not (record.state is State.ACCEPTED and self.by_client_id)
-        candidate_id = ask.next_candidate() if by_candidate else None
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
-        # Where only transaction ids can be queried, a query by a candidate counts as one by client transaction id.
-        ask.by_client_id_next = candidate_id is not None and self.can_always_query
-        if not ask.by_client_id_next:
-            ask.client_queried_at = now
-        return candidate_id
+        if may_have_candidates(record):
+            # Where only transaction ids can be queried, a query by a candidate counts as one by client transaction id.
+            ask.by_client_id_next = candidate_id is not None and self.can_always_query
+            if not ask.by_client_id_next:
+                ask.client_queried_at = now
+        return TransactionRef(
+            client_transaction_id=record.client_transaction_id,
+            transaction_id=record.transaction_id,
+            candidate_id=candidate_id,
+            kind=record.kind,
+        )
+
+    def _next_candidate(self, ask: Followed) -> int | None:
+        """Return the candidate id of the next query. None: it goes by another id."""
+        record = ask.record
+        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
+        was_accepted_by_hand = record.state is State.ACCEPTED and self.by_client_id
+        if not (self.by_transaction_id and may_have_candidates(record)) or was_accepted_by_hand:
+            return None
+        return ask.next_candidate()
 
     # --- How surely notifications arrive
 

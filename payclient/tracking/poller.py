@@ -347,7 +347,7 @@ class Poller:
                     await self.asks.reread(ask)
             if self.asks.has(ask):  # a newer attempt may have taken its place
                 if queries and self.policy.can_find(ask.record):  # it may have become a newer attempt
-                    query = self.policy.next_query(ask, now)
+                    query = self.policy.begin_query(ask, now)
                     if self.policy.has_id(ask.record):
                         report = await self.queries.query(ask, query)
                 if self.policy.exhausts_now(ask, now):

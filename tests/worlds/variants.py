@@ -226,7 +226,7 @@ def _late_news_at_once() -> list[Patch]:
     def recheck(self: Poller, record: Record, *, after: float = 0.0) -> None:
         if self.policy.can_query and record.state is not State.ACCEPTED:
             ask = Followed(record, 0.0, 0.0)
-            query = self.policy.next_query(ask, self.clock.monotonic())
+            query = self.policy.begin_query(ask, self.clock.monotonic())
             asyncio.get_running_loop().create_task(self.queries.query(ask, query))
 
     return [(Poller, "recheck", recheck)]

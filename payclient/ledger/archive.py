@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -100,10 +100,10 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
         raise ConfigurationError(words) from None
     except OSError as error:
         raise unavailable(error, "archived") from None
-    ((first, last),) = await ledger.work(methodcaller("fetch", "ids", ()))
+    ((first, last),) = await ledger.fetch("ids")
     moved = 0
     for begin in range((first or 1) - 1, last or 0, BLOCK):
-        attempts = await ledger.work(partial(_read, numbers=(begin, begin + BLOCK), before=before))
+        attempts = await ledger.work(partial(_archivable, numbers=(begin, begin + BLOCK), before=before))
         if attempts:
             lines = "".join(json.dumps(each, default=bytes.hex) + "\n" for each in attempts)
             await asyncio.to_thread(_append, path, lines.encode())  # the loop waits for no disk
@@ -111,7 +111,7 @@ async def archive(ledger: StoredLedger, before: float, path: str) -> int:
     return moved
 
 
-async def _read(database: Database, numbers: tuple[int, int], before: float) -> list[dict[str, Any]]:
+async def _archivable(database: Database, numbers: tuple[int, int], before: float) -> list[dict[str, Any]]:
     """Return the attempts of a block that may leave, each with its changes."""
     # The changes first: one that comes in between is not among them, and its attempt stays, as does one that another
     # process archives.
@@ -131,7 +131,7 @@ async def _move(database: Database, attempts: list[dict[str, Any]], before: floa
     except database.value_faults:
         # Another process has archived some of them meanwhile, and so dropped the changes that these follow.
         numbers = attempts[0]["id"] - 1, attempts[-1]["id"]
-        left = [each for each in await _read(database, numbers, before) if each in attempts]
+        left = [each for each in await _archivable(database, numbers, before) if each in attempts]
         if len(left) == len(attempts):
             raise
         return await _move(database, left, before) if left else 0

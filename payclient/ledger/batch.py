@@ -12,7 +12,7 @@ import attrs
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Created, Event, NotSent
 from payclient.ledger import PurchaseHeldError, TransactionTakenError, unavailable
-from payclient.ledger.records import change_row, grouped, may_permit, moved, overpaid
+from payclient.ledger.records import advance_attempt, change_row, grouped, may_permit, overpaid
 from payclient.lifecycle import PAID, Record, State, advance
 
 __all__ = ["Database", "Get", "Operation", "Read", "Write", "fail", "read", "resolve", "write", "writes_of"]
@@ -122,8 +122,11 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
-    async def settle_deletion(self, deleted: Rows) -> bool:
-        """Wipe what was deleted so far, and return whether all is; where this was nothing, prove that a write works."""
+    async def wipe_deleted(self, *, has_more: bool) -> bool:
+        """Wipe the deleted links from the disk, and return whether all are; `has_more`: some were deleted just now."""
+
+    async def check_writable(self) -> None:
+        """Write what changes nothing; raise where the database takes no write."""
 
 
 async def read(database: Database, operations: Sequence[Operation]) -> None:
@@ -243,7 +246,7 @@ async def _answer_or_try_again(
             write.answer = False
             return False
     else:
-        write.prepare(event, *moved(attempts, write.record, event))
+        write.prepare(event, *advance_attempt(attempts, write.record, event))
         record = write.before
         if isinstance(event, Created) and record.credentials:
             key = (event.transaction_id, record.credentials, record.client_transaction_id)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
 from payclient.ledger import Change, FoundRecords, Ledger, TransactionTakenError
-from payclient.ledger.records import FEED, check_fresh, describe, may_permit, moved, overpaid
+from payclient.ledger.records import FEED, advance_attempt, check_fresh, describe, may_permit, overpaid
 from payclient.lifecycle import PAID, Record, State
 
 __all__ = ["MemoryLedger"]
@@ -63,7 +63,7 @@ class MemoryLedger(Ledger):
 
     async def apply(self, record: Record, event: Event) -> Record:
         attempts = self._of(record.client_transaction_id)
-        before, after = moved(attempts, record, event)
+        before, after = advance_attempt(attempts, record, event)
         if after.transaction_id is not None and after.credentials:
             # Under the same credentials, no new sale can have the transaction id of another.
             identifier = after.client_transaction_id

@@ -110,10 +110,11 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
 
-    async def settle_deletion(self, deleted: Rows) -> bool:
-        if not deleted:
-            await self.fetch("probe", ())
+    async def wipe_deleted(self, *, has_more: bool) -> bool:
         return True  # as far as can be said: the server overwrites what was deleted in its own time
+
+    async def check_writable(self) -> None:
+        await self.fetch("probe", ())
 
 
 class PostgresWriter(Writer):
@@ -271,23 +272,23 @@ class PostgresLedger(StoredLedger):
         self._writer.lease = (self._writer.owner, seconds)
 
     async def claim_due(self, limit: int, seconds: float) -> list[Record]:
-        rows = await self._read("claim_due", self._writer.owner, limit, seconds)
+        rows = await self.fetch("claim_due", self._writer.owner, limit, seconds)
         return sorted(map(record_of, rows), key=lambda record: record.created_at)
 
     async def renew(self, seconds: float) -> int:
-        return int((await self._read("renew", self._writer.owner, seconds))[0][0])
+        return int((await self.fetch("renew", self._writer.owner, seconds))[0][0])
 
     async def held(self) -> set[str]:
-        return {row[0] for row in await self._read("held", self._writer.owner)}
+        return {row[0] for row in await self.fetch("held", self._writer.owner)}
 
     async def defer(self, seconds: Mapping[str, float]) -> None:
-        await self._read("defer", self._writer.owner, list(seconds), list(seconds.values()))
+        await self.fetch("defer", self._writer.owner, list(seconds), list(seconds.values()))
 
     async def reserve(self, gap: float) -> float:
-        return float((await self._read("reserve", gap))[0][0])
+        return float((await self.fetch("reserve", gap))[0][0])
 
     async def pause(self, seconds: float) -> None:
-        await self._read("pause", seconds)
+        await self.fetch("pause", seconds)
 
     async def note_overpaid(self, at: float) -> None:
         await self.work(partial(note_unsaid, at=at))
@@ -297,7 +298,7 @@ class PostgresLedger(StoredLedger):
         if is_usable and not self._closed:
             if self._writer.lease[0]:
                 # Other processes follow these asks from now on; where this fails, once the leases have ended.
-                leaving = self._read("leave", self._writer.owner, LEASE)
+                leaving = self.fetch("leave", self._writer.owner, LEASE)
                 leaving.add_done_callback(read_exception)
             if self._listener is not None:
                 await self._listener.aclose()

@@ -301,8 +301,8 @@ def may_permit(attempts: Sequence[Record], asks: Iterable[Record], record: Recor
     return True
 
 
-def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Record, Record]:
-    """Return the attempt as it is and as the event leaves it, which was made of `record`.
+def advance_attempt(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Record, Record]:
+    """Return the attempt that `record` shows, as the ledger has it and as the event leaves it.
 
     Raises `TransitionError`, as `advance` does.
     """

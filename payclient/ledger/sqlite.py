@@ -25,7 +25,7 @@ from payclient.ledger.sqlite_files import APPLICATION_ID, BUSY, STATEMENTS, Open
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.logs import ledger_log as log
 
-__all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter", "finish"]
+__all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter", "run_now"]
 
 #: Rows of one statement, largest first: few statements, whatever the size of a batch, since after each the thread
 #: waits for the interpreter's lock.
@@ -114,13 +114,13 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: Row) -> Rows:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
-    async def settle_deletion(self, deleted: Rows) -> bool:
-        if deleted:
-            self._is_wiped = False
-        else:
-            self.check_in_place()
-            # Writes what is there already: a full disk shows.
-            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    async def check_writable(self) -> None:
+        self.check_in_place()
+        # Writes what is there already: a full disk shows.
+        self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    async def wipe_deleted(self, *, has_more: bool) -> bool:
+        self._is_wiped = self._is_wiped and not has_more
         if not self._is_wiped:
             # Empty the write-ahead log; another time, while a reader needs it: waiting would hold up all permits.
             self._connection.execute("PRAGMA busy_timeout = 0")
@@ -172,7 +172,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
 
 
-def finish(work: Coroutine[Any, Any, None]) -> None:
+def run_now(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end without a loop: it never waits."""
     with suppress(StopIteration):
         work.send(None)
@@ -250,7 +250,7 @@ class SqliteWriter(Writer):
         try:
             while operations := self._take():
                 with in_sqlite:
-                    finish(self._carry_out(operations, database))
+                    run_now(self._carry_out(operations, database))
                 self._answer(operations)
                 # The futures hold their callers' frames, which hold the ledger, until the next batch comes.
                 del operations

@@ -378,7 +378,7 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
 def _is_made(connection: sqlite3.Connection) -> bool:
     """Return whether the file is a ledger, and not empty. Raises `ConfigurationError` for what is something else."""
     connection.execute("BEGIN")
-    application, version = _read(connection, "application_id"), _read(connection, "user_version")
+    application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
     filled = bool(_parts(connection))
     connection.execute("COMMIT")
     if application == APPLICATION_ID:
@@ -404,12 +404,12 @@ def _digest_key(connection: sqlite3.Connection) -> bytes:
 
 def _set(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:
     connection.execute(f"PRAGMA {name} = {value}")
-    found = _read(connection, name)
+    found = _pragma(connection, name)
     if found != expected:
         raise ConfigurationError(f"SQLite's {name} is {found}, and a ledger needs {expected}")
 
 
-def _read(connection: sqlite3.Connection, name: str) -> object:
+def _pragma(connection: sqlite3.Connection, name: str) -> object:
     row = connection.execute(f"PRAGMA {name}").fetchone()
     return row[0] if row else None
 

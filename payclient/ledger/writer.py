@@ -98,11 +98,11 @@ class StoredLedger(Ledger):
         self._finalizer = weakref.finalize(self, _abandon, writer, self._process)
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        known = await self._read("environment")
+        known = await self.fetch("environment")
         if moved or known[0][0] is None:
             # One of two processes that set it at once succeeds: read which.
-            await self._read("set_environment", mine, moved)
-            known = await self._read("environment")
+            await self.fetch("set_environment", mine, moved)
+            known = await self.fetch("environment")
         return bytes(known[0][0])
 
     async def permit(self, record: Record) -> bool:
@@ -124,12 +124,12 @@ class StoredLedger(Ledger):
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:
-        return _records(self._read("unfinished"))
+        return _records(self.fetch("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
-        ((first, last),) = await self._read("ids")
+        ((first, last),) = await self.fetch("ids")
         for begin in range((first or 1) - 1, last or 0, NUMBERS):
-            for row in await self._read("records", begin, begin + NUMBERS):
+            for row in await self.fetch("records", begin, begin + NUMBERS):
                 yield record_of(row)
 
     def work(self, work: Callable[[Database], Awaitable[Any]]) -> asyncio.Future[Any]:
@@ -138,25 +138,27 @@ class StoredLedger(Ledger):
 
     async def taken_by(self, record: Record, transaction_id: int) -> str | None:
         key = (transaction_id, record.credentials, record.client_transaction_id)
-        return next((row[0] for row in await self._read("taken_by", *key)), None)
+        return next((row[0] for row in await self.fetch("taken_by", *key)), None)
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
-        await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)
+        await self.fetch("keep_links", links, until, record.client_transaction_id, record.attempt)
 
     async def links(self, purchase: str, now: float) -> dict[str, str]:
-        return {row[0]: row[1] for row in await self._read("links", purchase, now)}
+        return {row[0]: row[1] for row in await self.fetch("links", purchase, now)}
 
     async def drop_links(self, now: float) -> float | None:
-        deleted = await self._read("drop_links", now)
-        is_wiped = await self.work(methodcaller("settle_deletion", deleted))
-        until: float | None = (await self._read("links_until"))[0][0]
+        has_more = bool(await self.fetch("drop_links", now))
+        if not has_more:
+            await self.work(methodcaller("check_writable"))
+        is_wiped = await self.work(methodcaller("wipe_deleted", has_more=has_more))
+        until: float | None = (await self.fetch("links_until"))[0][0]
         return until if is_wiped else min(until or math.inf, now + WIPE_AGAIN)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
-        return [change_of(row) for row in await self._read("history", client_transaction_id)]
+        return [change_of(row) for row in await self.fetch("history", client_transaction_id)]
 
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
-        return [change_of(row) for row in await self._read("news", since, limit)]
+        return [change_of(row) for row in await self.fetch("news", since, limit)]
 
     async def aclose(self) -> None:
         if os.getpid() != self._process:
@@ -184,7 +186,8 @@ class StoredLedger(Ledger):
         self._check_usable()
         return self._writer.submit(operation)
 
-    def _read(self, name: str, *parameters: object) -> asyncio.Future[Any]:
+    def fetch(self, name: str, *parameters: object) -> asyncio.Future[Any]:
+        """Queue a named statement beside the writes; its rows are the answer."""
         return self.work(methodcaller("fetch", name, parameters))
 
 

@@ -19,7 +19,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.events import Notified, Returned
 from payclient.ledger.batch import Database, Operation, Write, resolve, writes_of
 from payclient.ledger.records import record_of
-from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, finish
+from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, run_now
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.ledger.writer import Writer
 from payclient.lifecycle import Record, State
@@ -155,7 +155,7 @@ class LoopWriter(SqliteWriter):
         elif writes and world.happens(settings.disk_fault):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
-        finish(self._carry_out(operations, self._database))
+        run_now(self._carry_out(operations, self._database))
         self._answer(self._without_lost(operations))
         for write in writes:
             key = (write.record.client_transaction_id, write.record.attempt)

@@ -296,22 +296,49 @@ class OpenAsks:
         return is_news
 
     def update(self, ask: Followed, record: Record) -> None:
-        """Replace the ask's record by a newer one."""
-        before = self._replace(ask, record)
+        """Replace the ask's record by a newer one, and note on the ask what that changes."""
+        before, ask.record = ask.record, record
+        if record.created_at != before.created_at:
+            self.late.note_lost_permit(before, record)
+        self._note_times(ask, before)
+        self._note_hints(ask, before)
+        if record.state is not before.state:
+            self._note_state(ask, before)
+        elif (
+            record.evidence is not before.evidence and record.evidence is Evidence.LAST_QUERY and ask.waiters
+        ):
+            self.wake(ask, waits_over=True)  # another process may have made the last query
+
+    def _note_times(self, ask: Followed, before: Record) -> None:
+        """Note that what may happen to an ask begins now, or ends at another time than it did."""
+        record = ask.record
+        is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
+        # A second reversal is told from the first by its end, where this process missed how the first one ended.
+        is_another = record.state is not before.state or record.expires_at != before.expires_at
+        if is_found or (record.state is State.REVERSING and is_another):
+            ask.begun = self.clock.monotonic()
+        if record.expires_at not in (None, before.expires_at):
+            ask.created, ask.expires = self._times(record, self.clock.monotonic())
+
+    def _note_hints(self, ask: Followed, before: Record) -> None:
+        """Note that the ask was notified, or that a transaction id was named to it."""
+        record = ask.record
         is_hinted = (record.notified_at, record.candidate_ids) != (before.notified_at, before.candidate_ids)
         if is_hinted and ask.waits_over:  # its lease may have been put off: renew it like any other
             self._defer_lease(ask, 0.0)
-        if record.expires_at != before.expires_at and record.expires_at is not None:
-            ask.created, ask.expires = self._times(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):
             # A transaction id was just named: it is queried before "not found" proves anything.
             ask.absent_at, ask.client_queried_at, ask.recheck_soon = None, NEVER, record.state.decided
-        if record.state is before.state:
-            is_new = record.evidence is not before.evidence
-            if is_new and record.evidence is Evidence.LAST_QUERY and ask.waiters:
-                self.wake(ask, waits_over=True)  # another process may have made the last query
-            return
-        self._begin_anew(ask, before, record)
+
+    def _note_state(self, ask: Followed, before: Record) -> None:
+        """Follow an ask on that was found pending, call `on_change`, and end the waits for one that was decided."""
+        record = ask.record
+        if record.state is State.PENDING:
+            ask.waits_over, ask.final_queries = False, 0
+            if record.notified_at is not None:
+                ask.notified_queries = 0
+            if ask.task is None and not ask.followed_elsewhere:  # else its next look is planned already
+                self.plan(ask)
         self.touch()
         # Another process that follows the ask calls its own `on_change`.
         is_ours = not ask.followed_elsewhere and record.attempt == before.attempt
@@ -324,30 +351,6 @@ class OpenAsks:
             self.wake(ask)
             if ask.recheck_at == math.inf:  # else one more query of it is planned
                 self.drop(ask)
-
-    def _replace(self, ask: Followed, record: Record) -> Record:
-        """Set an ask's record and return the one before; note a permit that was lost and granted once more.
-
-        The permit of a second reversal counts as new, too, where this process missed how the first one ended.
-        """
-        before, ask.record = ask.record, record
-        if record.state is State.REVERSING:
-            is_anew = before.state is not record.state or before.expires_at != record.expires_at
-            ask.begun = self.clock.monotonic() if is_anew else ask.begun
-        if record.created_at != before.created_at:
-            self.late.note_lost_permit(before, record)
-        return before
-
-    def _begin_anew(self, ask: Followed, before: Record, record: Record) -> None:
-        """Note that an ask was found, and its customer has the whole window again."""
-        if record.state in _APPROVABLE and before.state not in _APPROVABLE:
-            ask.begun = self.clock.monotonic()
-        if record.state is State.PENDING:
-            ask.waits_over, ask.final_queries = False, 0
-            if record.notified_at is not None:
-                ask.notified_queries = 0
-            if ask.task is None and not ask.followed_elsewhere:  # else its next look is planned already
-                self.plan(ask)
 
     def note_written(self, record: Record, before: Record | None = None) -> None:
         """Note a record that was not written by `apply`, and follow it if the policy follows such asks.

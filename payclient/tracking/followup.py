@@ -503,11 +503,15 @@ class Policy:
 
     def begin_query(self, ask: Followed, now: float) -> TransactionRef:
         """Note on the ask that it is queried now, and return the ids that the query may go by."""
-        record, candidate_id = ask.record, self._next_candidate(ask)
+        record = ask.record
         ask.queried_at, ask.is_answered = now, False
         # The query counts as one of the last only when one is due, however many are made.
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
+        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
+        was_accepted_by_hand = record.state is State.ACCEPTED and self.by_client_id
+        by_candidate = self.by_transaction_id and may_have_candidates(record) and not was_accepted_by_hand
+        candidate_id = ask.next_candidate() if by_candidate else None
         if candidate_id is not None:
             about = ask.about(candidate_id)
             about.queries, about.queried_at = about.queries + 1, now
@@ -522,15 +526,6 @@ class Policy:
             candidate_id=candidate_id,
             kind=record.kind,
         )
-
-    def _next_candidate(self, ask: Followed) -> int | None:
-        """Return the candidate id of the next query. None: it goes by another id."""
-        record = ask.record
-        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
-        was_accepted_by_hand = record.state is State.ACCEPTED and self.by_client_id
-        if not (self.by_transaction_id and may_have_candidates(record)) or was_accepted_by_hand:
-            return None
-        return ask.next_candidate()
 
     # --- How surely notifications arrive
 

@@ -43,16 +43,16 @@ def begun(form: ReturnedForm, transaction_id: int | None, *, due: float, tries: 
 def test_of_what_is_due_the_least_tried_comes_first() -> None:
     """Of what was answered: what is due again stands behind a fresh one, what is not due yet behind both."""
     form = returned()
-    assert form.next_request(10.0) is None
+    assert form.begin_request(10.0) is None
     begun(form, 1, due=12.0, tries=0)
     begun(form, 2, due=3.0, tries=4)
     begun(form, 3, due=10.0, tries=0)
     for transaction_id in (3, 2, 1):
-        request = form.next_request(10.0)
+        request = form.begin_request(10.0)
         assert request is not None
         assert request.transaction_id == transaction_id
         form.end_request(request, 10.0, Stage.SETTLED)
-    assert form.next_request(10.0) is None
+    assert form.begin_request(10.0) is None
 
 
 def test_a_fresh_id_is_not_given_up_with_an_old_one() -> None:
@@ -72,7 +72,7 @@ def test_one_a_second() -> None:
     while (due := form.due(now)) is not None and not form.is_idle:
         now = max(now, due)
         times.append(now)
-        request = form.next_request(now)
+        request = form.begin_request(now)
         assert request is not None
         form.end_request(request, now, Stage.SETTLED)
     assert times == [0.0, 1.0, 2.0, 3.0]
@@ -86,7 +86,7 @@ def test_tries_back_off_and_end_with_the_window() -> None:
         now = max(now, due)
         times.append(now)
         wait = 5.0 if len(times) == 1 else 0.0
-        request = form.next_request(now)
+        request = form.begin_request(now)
         assert request is not None
         given_up = form.end_request(request, now, Stage.IN_DOUBT, wait)
     assert times[:6] == [0.0, 5.0, 7.0, 11.0, 19.0, 34.0]
@@ -106,7 +106,7 @@ def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]
             due = form.due(now)
             assert due is not None
             now = max(now, due)
-            request = form.next_request(now)
+            request = form.begin_request(now)
             assert request is not None
             form.end_request(request, now, STAGES[answer])
     assert now <= named_at + 300.0 + 30.0
@@ -139,7 +139,7 @@ async def test_who_waits_for_one_try_is_woken_once() -> None:
     form = returned()
     one, other = form.begin(1, 0.0), form.begin(2, 0.0)
     first, second = one.tried, other.tried
-    assert form.next_request(0.0) is one
+    assert form.begin_request(0.0) is one
     form.end_request(one, 0.0, Stage.IN_DOUBT)
     assert (first.is_set(), second.is_set()) == (True, False)
     third = one.tried

@@ -286,13 +286,13 @@ class Confirmer:
         """End a request by `ReturnedForm.end_request`, and plan when the form is looked at again, or forgotten."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(current, now, stage, wait)
-        if given_up and current.transaction_id is not None:
+        is_confirmation = current.transaction_id is not None  # else a query
+        if given_up and is_confirmation:
             identifier = record.client_transaction_id
             log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
         # A confirmation was carried out, or may have been: query until there is an answer; at least for a window, since
         # the wall clock, by which the form's links are dead, may have been set forward.
-        is_first = current.transaction_id is not None
-        may_be_paid = given_up and (is_first or self._clock.time() < policy.closed_until(record))
+        may_be_paid = given_up and (is_confirmation or self._clock.time() < policy.closed_until(record))
         polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
         if polling_ended and (may_be_paid or current.stage is Stage.NAMELESS):
             form.begin(None, now)
@@ -306,7 +306,8 @@ class Confirmer:
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
         if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
-        if await self._note_replaced(record, current):
+        await self._note_withheld(record, current)
+        if current.is_withheld:
             what = "its payment is not confirmed: its purchase has another ask, which is paid or may be"
             self._queries.warn_once("confirmation_withheld", record.client_transaction_id, what)
             return current.stage
@@ -347,8 +348,8 @@ class Confirmer:
         reading = read_form(record, report, self._clock.time())
         return await self._take(form, record, reading) or reading.conflict is not None
 
-    async def _note_replaced(self, form: Record, current: Confirmation) -> bool:
-        """Note and return whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
+    async def _note_withheld(self, form: Record, current: Confirmation) -> None:
+        """Note whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
 
         A push that the shop chose to send beside the form does not count. Nor does a form that nobody has paid so far,
         or that was paid after this one: its confirmation finds this one in the ledger.
@@ -357,20 +358,18 @@ class Confirmer:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
             is_early = self._clock.monotonic() < current.begun + self._window * PATIENCE
-            if is_early or form.state in FREE or current.is_first is False:
+            if is_early or form.state in FREE or current.is_withheld:
                 raise  # there is time to try again; its purchase was free for other asks, or has another one
-            return False
+            return
         others = (
             each
             for each in asks
             if each.state in PAID or each.kind == "sale" or (each.candidate_ids and not current.is_first)
             if not each.beside_open_form and each.client_transaction_id != form.client_transaction_id
         )
-        is_replaced = purchase_holder(others, self._clock.time()) is not None
+        current.is_withheld = purchase_holder(others, self._clock.time()) is not None
         # Whoever pays another form meets this one only by what the ledger names now.
-        is_named = current.transaction_id in form.candidate_ids
-        current.is_first = False if is_replaced else is_named or None
-        return is_replaced
+        current.is_first = not current.is_withheld and current.transaction_id in form.candidate_ids
 
     def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Plan to confirm what may have paid a form, but for what the report names; return whether that is anything."""

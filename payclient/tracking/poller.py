@@ -296,7 +296,7 @@ class Poller:
         started = self._starting.pop(item, None)
         work: Coroutine[None, None, Any] | None = None
         if isinstance(item, ReturnedForm):
-            current = item.next_request(now)
+            current = item.begin_request(now)
             work = None if current is None else self.confirmer.request(item, current)
         elif not isinstance(item, Followed):
             self.rate.note_request(now)  # its caller makes it

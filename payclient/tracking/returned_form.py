@@ -72,9 +72,10 @@ class Confirmation:
     stage: Stage = Stage.IN_DOUBT
     tries: int = 0
     refusals: int = 0
-    #: Whether the ledger named it at a try, and no other ask of the purchase was in its way: a form that is paid later
-    #: waits for this one. False: another ask was in its way at the latest try. None: neither is known.
-    is_first: bool | None = None
+    #: Whether another ask of the purchase was in its way at the latest try.
+    is_withheld: bool = False
+    #: Whether none was, and the ledger named it by then: a form that is paid later waits for this one.
+    is_first: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
     #: Set, and replaced, at the end of each try.
@@ -204,8 +205,8 @@ class ReturnedForm(Scheduled):
             return rested_at if self.is_idle else None
         return max(following.due, rested_at)
 
-    def next_request(self, now: float) -> Confirmation | None:
-        """Return the confirmation to be requested now, and count the try; None: none is open."""
+    def begin_request(self, now: float) -> Confirmation | None:
+        """Count a try of the confirmation that is requested now, and return it; None: none is open."""
         following = self._next(now)
         if following is not None:
             following.tries, self.tried_at = following.tries + 1, now

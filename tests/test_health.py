@@ -267,7 +267,7 @@ async def test_postgresql_that_stops_or_takes_no_writes(
     postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a failover to a standby; each process says it of itself, and recovers."""
-    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
+    monkeypatch.setattr(postgres_ledger, "REACHING", 0.2)
     ledger = await payclient.open_ledger(postgres.url(new_database))
     async with (
         PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,

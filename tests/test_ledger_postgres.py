@@ -572,8 +572,8 @@ async def test_a_server_that_falls_silent(
 ) -> None:
     """Nobody hangs: what was asked and what is asked then fails in a bounded time, and it goes on when it can."""
     async with through_proxy(postgres, database) as (proxy, ledger):
-        monkeypatch.setattr(postgres_ledger, "ANSWER", 0.2)
-        monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
+        monkeypatch.setattr(postgres_ledger, "ANSWERING", 0.2)
+        monkeypatch.setattr(postgres_ledger, "REACHING", 0.2)
         monkeypatch.setattr(connecting, "CONNECT", 0.2)
         proxy.silent = True
         for work in (ledger.permit(fresh()), ledger.get("warm"), ledger.changes()):
@@ -589,7 +589,7 @@ async def test_a_wire_that_falls_silent(
     """One failure: then another connection does the work, though the silent one was never closed."""
     async with through_proxy(postgres, database) as (proxy, ledger):
         with monkeypatch.context() as hurry:
-            hurry.setattr(postgres_ledger, "ANSWER", 0.2)
+            hurry.setattr(postgres_ledger, "ANSWERING", 0.2)
             proxy.mutes = True
             await error_of(LedgerUnavailableError, ledger.permit(fresh()))
         assert await ledger.get("warm") is not None
@@ -602,7 +602,7 @@ async def test_another_ledger_in_its_place(
     databases: list[PostgresDatabase],
 ) -> None:
     """After a lost connection a ledger that was made anew is not taken for ours: its digests are others."""
-    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
+    monkeypatch.setattr(postgres_ledger, "REACHING", 0.1)
     async with opened(postgres.url(new_database)) as ledger:
         await postgres.execute(new_database, "DROP SCHEMA payclient CASCADE")
         async with opened(postgres.url(new_database)) as other:
@@ -797,7 +797,7 @@ async def test_closing_without_a_server(
     postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends all the same, in a bounded time."""
-    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
+    monkeypatch.setattr(postgres_ledger, "REACHING", 0.1)
     ledger = await open_ledger(url)
     await asyncio.to_thread(postgres.stop)
     permit = asyncio.ensure_future(ledger.permit(fresh()))

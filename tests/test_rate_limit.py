@@ -15,9 +15,9 @@ from payclient.tracking.followup import NEVER, Followed, Scheduled
 from payclient.tracking.rate_limit import (
     CALLERS,
     FINAL,
-    LATE,
-    LEFT,
+    FINAL_FORMS,
     NOTIFIED,
+    RECHECKED,
     ROUTINE,
     Backoff,
     RateLimit,
@@ -39,8 +39,8 @@ def name_of(item: Scheduled | None) -> str:
 @pytest.mark.parametrize(
     "least",
     [
-        {NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, LEFT: 4, ROUTINE: 0},
-        {NOTIFIED: 40, FINAL: 8, LEFT: 4, ROUTINE: 8, LATE: 4},
+        {NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, FINAL_FORMS: 4, ROUTINE: 0},
+        {NOTIFIED: 40, FINAL: 8, FINAL_FORMS: 4, ROUTINE: 8, RECHECKED: 4},
     ],
     ids=["hints", "left", "all"],
 )  # fmt: skip

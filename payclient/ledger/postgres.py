@@ -28,15 +28,15 @@ from payclient.secret import Secret
 __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
 
 #: Seconds in which the server must have answered a statement.
-ANSWER = 10.0
+ANSWERING = 10.0
 #: Seconds that a batch waits for a server that cannot be reached.
-PATIENCE = 5.0
+REACHING = 5.0
 #: Operations of one batch.
-MOST = 1000
+MOST_AT_ONCE = 1000
 #: Seconds after which an attempt is due that was permitted by a process that follows no asks.
 UNHELD = 60.0
 #: Seconds of the longest lease. An ask that is put off for longer stays put off when its holder closes.
-LEASE = 60.0
+LONGEST_LEASE = 60.0
 #: Seconds that closing waits for a server that cannot be reached.
 CLOSING = 30.0
 
@@ -94,7 +94,7 @@ class PostgresDatabase:
         sql = self._statements[name]
         if self._prepared == {}:
             # A pooler gives each of its clients a process id of its own.
-            process = await self.connection.fetchval("SELECT pg_backend_pid()", timeout=ANSWER)
+            process = await self.connection.fetchval("SELECT pg_backend_pid()", timeout=ANSWERING)
             if process != self.connection.get_server_pid():
                 self._prepared = None
         if self._prepared is not None:
@@ -102,13 +102,13 @@ class PostgresDatabase:
                 if name not in self._prepared:
                     # A name that no other process can have given to another statement on the same server.
                     unique = f"payclient_{secrets.token_hex(8)}"
-                    self._prepared[name] = await self.connection.prepare(sql, name=unique, timeout=ANSWER)
-                rows: list[Any] = await self._prepared[name].fetch(*parameters, timeout=ANSWER)
+                    self._prepared[name] = await self.connection.prepare(sql, name=unique, timeout=ANSWERING)
+                rows: list[Any] = await self._prepared[name].fetch(*parameters, timeout=ANSWERING)
             except _UNPREPARED:
                 self._prepared = None
             else:
                 return rows
-        return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
+        return list(await self.connection.fetch(sql, *parameters, timeout=ANSWERING))
 
     async def wipe_deleted(self, *, has_more: bool) -> bool:
         return True  # as far as can be said: the server overwrites what was deleted in its own time
@@ -172,7 +172,7 @@ class PostgresWriter(Writer):
                     self._work.clear()
                     await self._work.wait()
                     continue
-                operations, self._pending = self._pending[:MOST], self._pending[MOST:]
+                operations, self._pending = self._pending[:MOST_AT_ONCE], self._pending[MOST_AT_ONCE:]
                 await self._carry_out(operations)
                 operations = []
             if self._database is not None:
@@ -187,11 +187,11 @@ class PostgresWriter(Writer):
 
         Raises `LedgerUnavailableError` where the server is away for longer.
         """
-        until, wait = self.loop.time() + PATIENCE, pauses()
+        until, wait = self.loop.time() + REACHING, pauses()
         while self._database is None or self._database.connection.is_closed():
             await asyncio.sleep(next(wait))
             try:
-                connection, digest_key, _ = await self._server.open(timeout=ANSWER)
+                connection, digest_key, _ = await self._server.open(timeout=ANSWERING)
                 self._database = PostgresDatabase(connection, self._server.statements)
                 if digest_key != self._digest_key:
                     raise LedgerUnavailableError("another ledger has taken this one's place")
@@ -298,7 +298,7 @@ class PostgresLedger(StoredLedger):
         if is_usable and not self._closed:
             if self._writer.lease[0]:
                 # Other processes follow these asks from now on; where this fails, once the leases have ended.
-                leaving = self.fetch("leave", self._writer.owner, LEASE)
+                leaving = self.fetch("leave", self._writer.owner, LONGEST_LEASE)
                 leaving.add_done_callback(read_exception)
             if self._listener is not None:
                 await self._listener.aclose()

@@ -48,7 +48,7 @@ class Arrivals:
         if record.notified_at is not None and transaction_id in named:
             # A repetition is not written, but queried: the first one may have been forged, and this one not.
             if not record.state.decided and record.state is not State.SENDING:
-                self._poller.notified(record, again=True)
+                self._poller.query_notified(record, is_repeated=True)
             return Receipt.DUPLICATE
         if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_anothers:
             return Receipt.CONFLICT
@@ -74,7 +74,7 @@ class Arrivals:
         if record.state is State.SENDING:
             return Receipt.EARLY
         if not record.state.decided:
-            self._poller.notified(record)
+            self._poller.query_notified(record)
             return Receipt.MATCHED
         if record.evidence is Evidence.QUERY:
             self._poller.policy.note_late_notification()

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 
 #: The part of the window for which a confirmation waits for a ledger that cannot say what else is paid.
-PATIENCE = 1 / 5
+LEDGER_PATIENCE = 1 / 5
 
 #: The states of a form in which another ask of its purchase may be sent, until a transaction of it is on record.
-FREE = (State.CANCELLED, State.REFUSED)
+FREE_UNTIL_NAMED = (State.CANCELLED, State.REFUSED)
 
 
 class Confirmer:
@@ -304,7 +304,7 @@ class Confirmer:
         if transaction_id is None:
             return Stage.SETTLED if await self._query(form) else Stage.IN_DOUBT
         is_on_record = current.on_record and record.client_transaction_id not in self._asks.late.kept
-        if record.state in FREE and record.evidence is not Evidence.UNPAID and not is_on_record:
+        if record.state in FREE_UNTIL_NAMED and record.evidence is not Evidence.UNPAID and not is_on_record:
             raise LedgerUnavailableError("a cancelled form holds its purchase once the return is on record")
         await self._note_withheld(record, current)
         if current.is_withheld:
@@ -357,8 +357,8 @@ class Confirmer:
         try:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
-            is_early = self._clock.monotonic() < current.begun + self._window * PATIENCE
-            if is_early or form.state in FREE or current.is_withheld:
+            is_early = self._clock.monotonic() < current.begun + self._window * LEDGER_PATIENCE
+            if is_early or form.state in FREE_UNTIL_NAMED or current.is_withheld:
                 raise  # there is time to try again; its purchase was free for other asks, or has another one
             return
         others = (

@@ -37,19 +37,19 @@ __all__ = ["FormLink", "PaymentForm"]
 
 
 #: Forms that are tried one after another, where the service or another process has each of their ids.
-GENERATIONS = 8
+MOST_IDS_TRIED = 8
 
 #: The least characters of a form's id, however few the profile allows: of fewer, two purchases could have the same id.
-SHORTEST = 12
+SHORTEST_ID = 12
 
 #: Seconds after which the links that the ledger could not delete are deleted once more.
-AGAIN = 60.0
+DELETE_AGAIN = 60.0
 
 #: Seconds from one deletion of dead links, which looks at all that are kept, to the next.
-APART = 0.5
+BETWEEN_DELETIONS = 0.5
 
 #: Seconds from one look to the next at a form that another process prepares right now.
-LOOK_AGAIN = 0.05
+BETWEEN_LOOKS = 0.05
 
 #: Seconds by which another machine's clock may be ahead of this one's. Nobody knows how old a form is that was prepared
 #: later than that: by a clock that was set back since.
@@ -179,8 +179,8 @@ class KeptLinks:
                     self._dead_at = clock.time() + self._lifetime  # another process may keep links, and end
             except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
-                self._dead_at = clock.time() + AGAIN
-            await sleep(clock, APART)
+                self._dead_at = clock.time() + DELETE_AGAIN
+            await sleep(clock, BETWEEN_DELETIONS)
             if self._dead_at is None:
                 await self._changed.wait()
             else:
@@ -246,7 +246,7 @@ class Forms:
         check_purchase(key)
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin must be 0 or more and less than {self._lifetime:g} seconds")
-        tries, until = GENERATIONS, self._clock.monotonic() + self._poller.policy.total_timeout
+        tries, until = MOST_IDS_TRIED, self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
             asks = await self._ledger.asks(key)
             if (form := await self._find_live(key, asks, margin)) is not None:
@@ -257,7 +257,7 @@ class Forms:
                     is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
                     if not is_prepared_now or self._clock.monotonic() >= until:
                         raise refusal_of(self._poller, holder)
-                    await sleep(self._clock, LOOK_AGAIN)  # for the links that another process gets
+                    await sleep(self._clock, BETWEEN_LOOKS)  # for the links that another process gets
                     continue
                 free_id = _free_id(key, asks, self._poller.session.profile.max_lengths)
                 task = self._start(key, free_id, make_request)
@@ -318,7 +318,7 @@ class Forms:
 
 def _free_id(key: str, asks: list[Record], max_lengths: Mapping[str, int]) -> str:
     """Return the client transaction id of the next form of a purchase, cut to what the profile allows."""
-    longest = max(max_lengths.get("client_transaction_id", 26), SHORTEST)
+    longest = max(max_lengths.get("client_transaction_id", 26), SHORTEST_ID)
     used = {each.client_transaction_id for each in asks}
     ids = (derive_id("form", key, number)[:longest] for number in count(1))
     return next(each for each in ids if each not in used)

@@ -290,7 +290,7 @@ class Leases:
         is_notified = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
         is_newer = self._asks.learn(ask, record)
         if is_newer and is_notified and not record.state.decided:
-            self._poller.notified(record)
+            self._poller.query_notified(record)
 
     async def aclose(self) -> None:
         """Stop; what is followed here stays ours until the ledger is closed, or it is due."""

@@ -38,9 +38,9 @@ from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import (
     CALLERS,
     FINAL,
-    LATE,
-    LEFT,
+    FINAL_FORMS,
     NOTIFIED,
+    RECHECKED,
     ROUTINE,
     RateLimit,
     RequestLines,
@@ -115,10 +115,10 @@ class Poller:
         due = max(self.asks.due.first(), self._looked_at)
         return not self.asks.closed and self.clock.monotonic() - due < MOST_LATE
 
-    def notified(self, record: Record, *, again: bool = False) -> None:
+    def query_notified(self, record: Record, *, is_repeated: bool = False) -> None:
         """Query an open ask that was notified, ahead of the routine; where nothing can be queried, end the waits.
 
-        With `again` an earlier notification said the same: one query follows, at least a second after the last one.
+        With `is_repeated` an earlier one said the same: one query follows, at least a second after the last one.
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_followed_elsewhere(record):
             if self.asks.leases is not None:
@@ -131,7 +131,7 @@ class Poller:
             self.asks.wake(ask, waits_over=True)
             self.asks.plan(ask)
         elif not ask.followed_elsewhere:
-            if not again:
+            if not is_repeated:
                 ask.notified_queries = 0
             elif ask.notified_queries is None:
                 ask.notified_queries = len(NOTIFIED_DELAYS)  # no query is left after this one
@@ -250,7 +250,7 @@ class Poller:
                 self.asks.wake(ask, waits_over=True)
             if (again := policy.look_meanwhile(ask, now)) is not None:
                 self.asks.due.put(ask, again)
-            last = LEFT if ask.record.kind == "form" else FINAL
+            last = FINAL_FORMS if ask.record.kind == "form" else FINAL
             line = last if policy.is_final(ask, now) else ROUTINE
             self._lines.put(ask, line if ask.notified_queries is None else NOTIFIED)
 
@@ -264,7 +264,7 @@ class Poller:
             if not ask.recheck_soon:
                 ask.recheck_at = math.inf
             ask.recheck_soon = False
-            self._lines.put(ask, LATE)
+            self._lines.put(ask, RECHECKED)
         elif ask.recheck_at < math.inf:
             self.asks.due.put(ask, ask.recheck_at)
         else:
@@ -398,7 +398,7 @@ class Poller:
         await asyncio.wait([query])
         return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
-    def query_again(self, record: Record) -> None:
+    def query_overdue(self, record: Record) -> None:
         """Query an ask that keeps another one of its purchase from being sent, if its time has passed.
 
         The queries that were planned of it may be used up, or hours behind by the rate, or another process's.

@@ -126,5 +126,5 @@ def refusal_of(poller: Poller, holder: Record) -> PayError:
     words = f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent"
     taken = PurchaseOpenError(words, client_transaction_id=identifier)
     taken.pending, taken.until = poller.handle(holder), _open_until(poller, holder)
-    poller.query_again(holder)
+    poller.query_overdue(holder)
     return taken

@@ -135,13 +135,13 @@ class RateLimit:
 #: The lines in which requests wait, the best first: of callers, who make the request themselves; of notified asks, and
 #: confirmations; of asks past their expiry, or checked by hand; of forms past theirs, of which customers leave many; of
 #: all other open asks; and of decided asks that are queried once more.
-CALLERS, NOTIFIED, FINAL, LEFT, ROUTINE, LATE = LINES = range(1, 7)
+CALLERS, NOTIFIED, FINAL, FINAL_FORMS, ROUTINE, RECHECKED = LINES = range(1, 7)
 
 #: The line that goes first in each turn: the notified are seldom passed over, never twice in a row; no line starves.
 #: The number of turns is odd: callers go first in every other turn, before each of the lines at times.
-FIRST = (
-    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, LEFT, NOTIFIED, ROUTINE),
-    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, ROUTINE, NOTIFIED, LATE),
+FIRST_IN_TURN = (
+    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, FINAL_FORMS, NOTIFIED, ROUTINE),
+    *(NOTIFIED, NOTIFIED, NOTIFIED, FINAL, NOTIFIED, NOTIFIED, ROUTINE, NOTIFIED, RECHECKED),
 )
 
 #: The number of asks of the routine, those that waited longest, among which the one with most lag is chosen.
@@ -183,8 +183,9 @@ class RequestLines:
     def pop(self, now: float, *, ranked: bool, callers_only: bool = False) -> Scheduled | None:
         """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
         self._turn += 1
-        routine = (ROUTINE, FINAL, LEFT, LATE) if self._turn % 4 else (FINAL, LEFT, LATE, ROUTINE)
-        order = () if callers_only else (FIRST[self._turn % len(FIRST)], *routine, NOTIFIED)
+        first, rest = FIRST_IN_TURN[self._turn % len(FIRST_IN_TURN)], (FINAL, FINAL_FORMS, RECHECKED)
+        by_turn = (ROUTINE, *rest) if self._turn % 4 else (*rest, ROUTINE)
+        order = () if callers_only else (first, *by_turn, NOTIFIED)
         for number in (CALLERS, *order) if self._turn % 2 else (*order, CALLERS):
             line = self._lines[number]
             while line and line[0].line != number:
@@ -192,8 +193,8 @@ class RequestLines:
             if line:
                 item = line[0]
                 if ranked and number == ROUTINE:
-                    first = [each for each in islice(line, COMPARED) if each.line == number]
-                    item = max(first, key=lambda item: self.lag(item, now))
+                    compared = [each for each in islice(line, COMPARED) if each.line == number]
+                    item = max(compared, key=lambda item: self.lag(item, now))
                 line.remove(item)
                 self.drop(item)
                 return item

@@ -25,7 +25,7 @@ MOST_IDS = 16
 MOST_REFUSALS = 5
 
 #: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
-TURN = 1 / 20
+TURN_PATIENCE = 1 / 20
 
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
@@ -55,7 +55,7 @@ class Stage(enum.Enum):
     GIVEN_UP = "given up"
 
 
-_OPEN = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.REFUSED, Stage.DECLINED)
+_OPEN_STAGES = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.REFUSED, Stage.DECLINED)
 #: The stages in which it may be carried out, without a word of the service.
 _UNANSWERED = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.GIVEN_UP)
 #: The stages in which it keeps the form from being called unpaid.
@@ -84,7 +84,7 @@ class Confirmation:
     @property
     def is_open(self) -> bool:
         """Whether a request of it is to be made."""
-        return self.stage in _OPEN
+        return self.stage in _OPEN_STAGES
 
     def wake(self) -> None:
         """End the waits for the try that has ended."""
@@ -127,7 +127,7 @@ class ReturnedForm(Scheduled):
     @property
     def patience(self) -> float:
         """For how many seconds a confirmation waits for its turn. Of several ids most are forged: all wait as one."""
-        return self.window * TURN / max(len(self.all_open()), 1)
+        return self.window * TURN_PATIENCE / max(len(self.all_open()), 1)
 
     @property
     def is_idle(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import count
 import attrs
 import orjson
 
-from payclient.clock import is_cancelled_alone, outlive, sleep, start, within
+from payclient.clock import Clock, is_cancelled_alone, outlive, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
@@ -138,6 +138,19 @@ class PaymentForm:
         return self._links.setdefault(Secret(url), FormLink(url, self.prepared_at, lifetime=self._lifetime))
 
 
+@attrs.frozen
+class KnownForm:
+    """A form that was prepared or handed out here."""
+
+    form: PaymentForm
+    #: By how many seconds the wall clock was ahead of the monotonic one then: it may be set back since.
+    clock_ahead: float
+
+    def is_live(self, clock: Clock, margin: float) -> bool:
+        """Return whether the form lives so many seconds more, by both clocks."""
+        return self.form.is_live(max(clock.time(), clock.monotonic() + self.clock_ahead) + margin)
+
+
 class KeptLinks:
     """Keeps links where other processes and the next one find them, and deletes them once they are dead."""
 
@@ -197,9 +210,8 @@ class Forms:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
-        #: By client transaction id, those that were prepared or handed out here, and by how many seconds the wall clock
-        #: was ahead of the monotonic one then.
-        self._known: dict[str, tuple[PaymentForm, float]] = {}
+        #: By client transaction id, the oldest first.
+        self._known: dict[str, KnownForm] = {}
         #: By purchase, the form that is being prepared, which all callers share.
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
 
@@ -218,16 +230,16 @@ class Forms:
             words = "the ledger has lost the form, as by a failover, and would know of no payment; prepare another form"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
-        form, _ = self._form(identifier, attempt.result, attempt.record.created_at)
+        form = self._know(identifier, attempt.result, attempt.record.created_at).form
         if not form.is_live(self._clock.time()):
             words = "the process stood still until the links were no longer safe to hand out; prepare another form"
             raise OutcomeUnknownError(words, client_transaction_id=identifier)
         return form
 
-    def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> tuple[PaymentForm, float]:
-        """Return what is known of a form under the id, or make it known. The oldest are dropped once they are dead."""
+    def _know(self, identifier: str, result: PrepareResult, prepared_at: float) -> KnownForm:
+        """Make the form of an id known unless one is, and return the known one. The oldest are dropped once dead."""
         now = self._clock.time()
-        while self._known and not self._known[oldest := next(iter(self._known))][0].is_live(now):
+        while self._known and not self._known[oldest := next(iter(self._known))].form.is_live(now):
             del self._known[oldest]
         form = PaymentForm(
             client_transaction_id=identifier,
@@ -236,8 +248,8 @@ class Forms:
             result=result,
             lifetime=self._lifetime,
         )
-        ahead = max(prepared_at, now) - self._clock.monotonic()
-        return self._known.setdefault(identifier, (form, ahead))
+        known = KnownForm(form, clock_ahead=max(prepared_at, now) - self._clock.monotonic())
+        return self._known.setdefault(identifier, known)
 
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
@@ -306,14 +318,10 @@ class Forms:
                 result = PrepareResult(
                     payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
                 )
-                known = self._form(identifier, result, each.created_at)
-            if known is not None and self._is_live(*known, margin):
-                return known[0]
+                known = self._know(identifier, result, each.created_at)
+            if known is not None and known.is_live(self._clock, margin):
+                return known.form
         return None
-
-    def _is_live(self, form: PaymentForm, ahead: float, margin: float) -> bool:
-        """Return whether a form lives so many seconds more, by both clocks: the wall clock may have been set back."""
-        return form.is_live(max(self._clock.time(), self._clock.monotonic() + ahead) + margin)
 
 
 def _free_id(key: str, asks: list[Record], max_lengths: Mapping[str, int]) -> str:

@@ -62,8 +62,8 @@ class PostgresDatabase:
         self._statements = statements
         #: Prepared statements by their names here; None behind a pooler, whose servers would keep them for good.
         self._prepared: dict[str, Any] | None = {}
-        #: The first parameters of the statement `write`: `PostgresWriter.owner` and `PostgresWriter.lease`.
-        self.owner_and_lease: tuple[int, int, float] = (0, 0, UNHELD)
+        #: The first parameters of the statement `write`: its owner, who holds what is permitted, and for how long.
+        self.lease: tuple[int, int, float] = (0, 0, UNHELD)
         #: Whether the server warned beside its answer: a commit may not have reached a standby.
         self._warned = False
         connection.add_log_listener(self._note_warning)
@@ -75,7 +75,7 @@ class PostgresDatabase:
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._warned = False
-        columns: list[Any] = [*self.owner_and_lease]
+        columns: list[Any] = [*self.lease]
         columns += zip(*permits, strict=True) if permits else [()] * _PERMIT_COLUMNS
         columns += zip(*changes, strict=True) if changes else [()] * _CHANGE_COLUMNS
         try:
@@ -126,8 +126,8 @@ class PostgresWriter(Writer):
         self._digest_key = digest_key
         #: The number of this opening of the ledger: of its leases, and of the lock that its statements take.
         self.owner: int = secrets.randbits(63)
-        #: The holder of what is permitted here, and for how many seconds; nobody where this opening follows no asks.
-        self.lease: tuple[int, float] = (0, UNHELD)
+        #: For how many seconds this opening holds what it permits; None: it follows no asks, and holds nothing.
+        self.holds_for: float | None = None
         #: Writes of payments whose purchases were not looked at, since the connection was lost.
         self._unchecked_payments: list[Write] = []
         self._work = asyncio.Event()
@@ -209,7 +209,8 @@ class PostgresWriter(Writer):
         writes = writes_of(operations)
         try:
             database = await self._reach()
-            database.owner_and_lease = (self.owner, *self.lease)
+            holder, seconds = (0, UNHELD) if self.holds_for is None else (self.owner, self.holds_for)
+            database.lease = (self.owner, holder, seconds)
             await write(database, writes, self._unchecked_payments)
             await read(database, operations)
         except Exception as error:  # every waiting caller gets an answer
@@ -269,7 +270,7 @@ class PostgresLedger(StoredLedger):
         return self._listener.watch(woken)
 
     def hold(self, seconds: float) -> None:
-        self._writer.lease = (self._writer.owner, seconds)
+        self._writer.holds_for = seconds
 
     async def claim_due(self, limit: int, seconds: float) -> list[Record]:
         rows = await self.fetch("claim_due", self._writer.owner, limit, seconds)
@@ -296,7 +297,7 @@ class PostgresLedger(StoredLedger):
     async def aclose(self) -> None:
         is_usable = os.getpid() == self._process and asyncio.get_running_loop() is self._writer.loop
         if is_usable and not self._closed:
-            if self._writer.lease[0]:
+            if self._writer.holds_for is not None:
                 # Other processes follow these asks from now on; where this fails, once the leases have ended.
                 leaving = self.fetch("leave", self._writer.owner, LONGEST_LEASE)
                 leaving.add_done_callback(read_exception)

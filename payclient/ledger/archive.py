@@ -12,7 +12,6 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby
@@ -116,10 +115,10 @@ async def _archivable(database: Database, numbers: tuple[int, int], before: floa
     # The changes first: one that comes in between is not among them, and its attempt stays, as does one that another
     # process archives.
     rows = await database.fetch("archivable_changes", numbers)
-    changes = (_named("whole_change", row) for row in rows)
+    changes = (dict(zip(COLUMNS["whole_change"], row, strict=True)) for row in rows)
     changes_of = {id_: [*group] for id_, group in groupby(changes, itemgetter("attempt_id"))}
     rows = await database.fetch("archivable", (*numbers, before)) if changes_of else ()
-    attempts = (_named("whole_attempt", row) for row in rows)
+    attempts = (dict(zip(COLUMNS["whole_attempt"], row, strict=True)) for row in rows)
     return [each | {"changes": changes_of[each["id"]]} for each in attempts if each["id"] in changes_of]
 
 
@@ -147,10 +146,6 @@ def _last_change(attempt: dict[str, Any], at: float) -> Row:
     }  # fmt: skip
     facts = (change[name] for name in COLUMNS["whole_change"][2:])
     return (attempt["client_transaction_id"], attempt["attempt"], *facts)
-
-
-def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(COLUMNS[table], row, strict=True))
 
 
 def _append(path: str, lines: bytes) -> None:

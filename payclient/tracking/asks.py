@@ -12,12 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
 from payclient.clock import Clock, end
-from payclient.errors import (
-    LedgerError,
-    TrackerClosedError,
-    TransitionError,
-    UsageError,
-)
+from payclient.errors import LedgerError, TrackerClosedError, TransitionError, UsageError
 from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
@@ -33,8 +28,7 @@ SLOT = 0.125
 #: Seconds by which the wall clock may differ from what has passed since the tracker was opened.
 MOST_JUMP = 30.0
 
-#: The states whose begin sets `begun` anew: a sale that was found may be approved from now on. So does each permit of a
-#: reversal, which may be executed from now on.
+#: The states of a sale that was found: from its begin on its customer may approve it.
 _APPROVABLE = (State.PENDING, State.EXPIRED)
 
 #: States that nobody may follow yet: its sender, or who gives it back, writes what comes next.
@@ -310,7 +304,7 @@ class OpenAsks:
             self.wake(ask, waits_over=True)  # another process may have made the last query
 
     def _note_times(self, ask: Followed, before: Record) -> None:
-        """Note that what may happen to an ask begins now, or ends at another time than it did."""
+        """Set `begun` where an ask was found, or its reversal permitted; set its times where its end has changed."""
         record = ask.record
         is_found = record.state in _APPROVABLE and before.state not in _APPROVABLE
         # A second reversal is told from the first by its end, where this process missed how the first one ended.

@@ -67,7 +67,8 @@ class Confirmer:
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
         self._asks.on_form_decided.append(self._note_decided)
-        self._asks.on_form_named = self._note_named
+        # Named while the ledger could not take the answer to the form's Prepare.
+        self._asks.on_form_named = lambda record: self.confirm_named(record, record.candidate_ids)
 
     # --- What is to be confirmed
 
@@ -117,7 +118,7 @@ class Confirmer:
         """
         if self.confirms and not is_confirmed(record):
             for transaction_id in transaction_ids:
-                if (form := self._form(record)).has_room_for(transaction_id):
+                if transaction_id != DROPPED and (form := self._form(record)).has_room_for(transaction_id):
                     self._plan(form, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:
@@ -182,10 +183,6 @@ class Confirmer:
         """Drop a form that has nothing left to confirm: the ledger has its outcome."""
         if self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
-
-    def _note_named(self, record: Record) -> None:
-        """Confirm what was named to a form while the ledger could not take the answer to its Prepare."""
-        self.confirm_named(record, [each for each in record.candidate_ids if each != DROPPED])
 
     def _note_decided(self, record: Record) -> None:
         """Drop a form that a query, a person or another process decided, unless something of it is confirmed."""

@@ -66,13 +66,11 @@ async def open_tracker(
         on_exchange=on_exchange,
     )
     if ledger.reveal() == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
-        log(
-            "warning",
-            "ledger_in_memory",
-            "",
+        words = (
             "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
-            'is charged again; use ledger="sqlite:PATH"',
+            'is charged again; use ledger="sqlite:PATH"'
         )
+        log("warning", "ledger_in_memory", "", words)
     opened = AsyncExitStack()
     try:
         await opened.enter_async_context(session)

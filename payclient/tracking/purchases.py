@@ -75,11 +75,10 @@ def find_holder(poller: Poller, asks: Sequence[Record], *, beside_open_form: boo
     The ledger refuses a permit beside that ask. Or it may yet turn out to be paid: it is a form with dead links, or
     only a person can find out what its customer did.
     """
-    holder = purchase_holder(asks, poller.clock.time(), beside_open_form=beside_open_form)
-    if holder is None:
-        counted = (each for each in asks if each.kind == "sale" or not beside_open_form)
-        holder = next((each for each in counted if _may_yet_be_paid(poller, each)), None)
-    return holder
+    if holder := purchase_holder(asks, poller.clock.time(), beside_open_form=beside_open_form):
+        return holder
+    counted = (each for each in asks if each.kind == "sale" or not beside_open_form)
+    return next((each for each in counted if _may_yet_be_paid(poller, each)), None)
 
 
 def _may_yet_be_paid(poller: Poller, ask: Record) -> bool:

@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from payclient.lifecycle import Record
 from payclient.tracking.asks import DueTimes
 from payclient.tracking.followup import NEVER, Followed, Scheduled
-from payclient.tracking.rate_limit import (
-    CALLERS,
-    FINAL,
-    FINAL_FORMS,
-    NOTIFIED,
-    RECHECKED,
-    ROUTINE,
-    Backoff,
-    RateLimit,
-    RequestLines,
-)
+from payclient.tracking.rate_limit import Backoff, RateLimit, RequestLine, RequestLines
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
@@ -39,18 +29,18 @@ def name_of(item: Scheduled | None) -> str:
 @pytest.mark.parametrize(
     "least",
     [
-        {NOTIFIED: 40, FINAL: 10, ROUTINE: 10}, {FINAL: 20, FINAL_FORMS: 4, ROUTINE: 0},
-        {NOTIFIED: 40, FINAL: 8, FINAL_FORMS: 4, ROUTINE: 8, RECHECKED: 4},
+        {"NOTIFIED": 40, "FINAL": 10, "ROUTINE": 10}, {"FINAL": 20, "FINAL_FORMS": 4, "ROUTINE": 0},
+        {"NOTIFIED": 40, "FINAL": 8, "FINAL_FORMS": 4, "ROUTINE": 8, "RECHECKED": 4},
     ],
     ids=["hints", "left", "all"],
 )  # fmt: skip
-def test_no_line_starves(least: dict[int, int]) -> None:
+def test_no_line_starves(least: dict[str, int]) -> None:
     """However many wait in the others; the notified go first in most lines, forms that were left now and then."""
     lines = RequestLines(300.0)
     for number in range(400):
         for line in least:
-            lines.put(ask(f"{line}-{number}"), line)
-    served = Counter(int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(80))
+            lines.put(ask(f"{line}-{number}"), getattr(RequestLine, line))
+    served = Counter(name_of(lines.pop(200.0, ranked=False)).partition("-")[0] for _ in range(80))
     assert all(served[line] >= count for line, count in least.items())
 
 
@@ -70,25 +60,28 @@ def test_a_caller_has_every_other_turn_and_every_turn_where_no_more_may_be_queri
     """So that a query that needs a second request does not wait for one that waits for it."""
     lines = RequestLines(300.0)
     for number in range(20):
-        for line in (CALLERS, FINAL):
+        for line in (RequestLine.CALLERS, RequestLine.FINAL):
             lines.put(ask(f"{line}-{number}"), line)
     served = [int(name_of(lines.pop(200.0, ranked=False))[0]) for _ in range(10)]
-    assert served in ([CALLERS, FINAL] * 5, [FINAL, CALLERS] * 5)
+    assert served in (
+        [RequestLine.CALLERS, RequestLine.FINAL] * 5,
+        [RequestLine.FINAL, RequestLine.CALLERS] * 5,
+    )
     assert {name_of(lines.pop(200.0, ranked=False, callers_only=True))[0] for _ in range(15)} == {
-        str(CALLERS)
+        str(RequestLine.CALLERS)
     }
     assert lines.pop(200.0, ranked=False, callers_only=True) is None
-    assert (lines.waiting[CALLERS], lines.waiting[FINAL]) == (0, 15)
+    assert (lines.waiting[RequestLine.CALLERS], lines.waiting[RequestLine.FINAL]) == (0, 15)
 
 
 def test_it_waits_once_and_in_the_better_line() -> None:
     """A notification overtakes the routine; a routine look changes nothing."""
     lines = RequestLines(300.0)
     other, one = ask("other"), ask("one")
-    lines.put(other, ROUTINE)
-    lines.put(one, ROUTINE)
-    lines.put(one, NOTIFIED)
-    lines.put(one, ROUTINE)
+    lines.put(other, RequestLine.ROUTINE)
+    lines.put(one, RequestLine.ROUTINE)
+    lines.put(one, RequestLine.NOTIFIED)
+    lines.put(one, RequestLine.ROUTINE)
     assert lines.pop(1.0, ranked=False) is one
     assert lines.pop(1.0, ranked=False) is other
     assert not any(lines.waiting.values())
@@ -99,7 +92,7 @@ def test_ranked_the_neediest_comes_first() -> None:
     lines = RequestLines(300.0)
     young, asked, needy = ask("young", 95.0), ask("asked", 60.0, asked_at=98.0), ask("needy", 60.0)
     for each in (young, asked, needy):
-        lines.put(each, ROUTINE)
+        lines.put(each, RequestLine.ROUTINE)
     assert lines.lag(needy, 100.0) > lines.lag(asked, 100.0) > 0
     assert lines.pop(100.0, ranked=True) is needy
     assert {name_of(lines.pop(100.0, ranked=True)), name_of(lines.pop(100.0, ranked=True))} == {
@@ -113,8 +106,8 @@ def test_what_moved_to_a_better_line_is_not_ranked_in_the_routine() -> None:
     lines = RequestLines(300.0)
     asked, needy = ask("asked", 60.0, asked_at=98.0), ask("needy", 60.0)
     for each in (asked, needy):
-        lines.put(each, ROUTINE)
-    lines.put(needy, NOTIFIED)
+        lines.put(each, RequestLine.ROUTINE)
+    lines.put(needy, RequestLine.NOTIFIED)
     assert [lines.pop(100.0, ranked=True) for _ in range(3)] == [needy, asked, None]
 
 

@@ -35,16 +35,7 @@ from payclient.tracking.followup import (
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import PendingSale, newest_of
 from payclient.tracking.queries import StatusQueries
-from payclient.tracking.rate_limit import (
-    CALLERS,
-    FINAL,
-    FINAL_FORMS,
-    NOTIFIED,
-    RECHECKED,
-    ROUTINE,
-    RateLimit,
-    RequestLines,
-)
+from payclient.tracking.rate_limit import RateLimit, RequestLine, RequestLines
 from payclient.tracking.returned_form import ReturnedForm
 
 _T = TypeVar("_T")
@@ -181,7 +172,7 @@ class Poller:
         """Set the timer for what is due next. A shared rate then reserves the next request in the ledger."""
         due = self.asks.due
         when, waiting = due.first(), self._lines.waiting
-        request_waits = bool(waiting[CALLERS]) if self._is_full else any(waiting.values())
+        request_waits = bool(waiting[RequestLine.CALLERS]) if self._is_full else any(waiting.values())
         if request_waits:
             when = min(when, self.rate.ready_at())
         is_idle = self._reserving is None or self._reserving.done()
@@ -224,7 +215,7 @@ class Poller:
             elif item.is_idle:
                 self.confirmer.forget(item)
             elif item.due(now) is not None:
-                self._lines.put(item, NOTIFIED)
+                self._lines.put(item, RequestLine.NOTIFIED)
                 self.asks.due.put(item, now + item.patience)
 
     def _look_at_ask(self, ask: Followed, now: float) -> None:
@@ -250,9 +241,9 @@ class Poller:
                 self.asks.wake(ask, waits_over=True)
             if (again := policy.look_meanwhile(ask, now)) is not None:
                 self.asks.due.put(ask, again)
-            last = FINAL_FORMS if ask.record.kind == "form" else FINAL
-            line = last if policy.is_final(ask, now) else ROUTINE
-            self._lines.put(ask, line if ask.notified_queries is None else NOTIFIED)
+            last = RequestLine.FINAL_FORMS if ask.record.kind == "form" else RequestLine.FINAL
+            line = last if policy.is_final(ask, now) else RequestLine.ROUTINE
+            self._lines.put(ask, line if ask.notified_queries is None else RequestLine.NOTIFIED)
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """Query a decided ask once more where it was notified, or its time has come; else forget it."""
@@ -264,7 +255,7 @@ class Poller:
             if not ask.recheck_soon:
                 ask.recheck_at = math.inf
             ask.recheck_soon = False
-            self._lines.put(ask, RECHECKED)
+            self._lines.put(ask, RequestLine.RECHECKED)
         elif ask.recheck_at < math.inf:
             self.asks.due.put(ask, ask.recheck_at)
         else:
@@ -392,7 +383,7 @@ class Poller:
         if was_just_queried or not self._may_query_now(ask.record):
             return None
         if ask.task is None:
-            await self._wait_in_line(ask, FINAL, self.policy.total_timeout)
+            await self._wait_in_line(ask, RequestLine.FINAL, self.policy.total_timeout)
         if (query := ask.task) is None:
             return None
         await asyncio.wait([query])
@@ -434,7 +425,7 @@ class Poller:
         """
         turn, patience = Scheduled(), self.policy.total_timeout + self.rate.longest_turn
         try:
-            return await self._wait_in_line(turn, CALLERS, patience)
+            return await self._wait_in_line(turn, RequestLine.CALLERS, patience)
         finally:
             self._lines.drop(turn)
             self._starting.pop(turn, None)

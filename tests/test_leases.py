@@ -134,7 +134,7 @@ async def pair(service: FakeService, url: str) -> AsyncIterator[tuple[Worker, Wo
 
 async def settled(limit: SharedRateLimit, now: float, *, wanted: bool = False) -> None:
     """Let a limit do in its ledger what is to be done."""
-    if (work := limit.ledger_work(now, wanted=wanted)) is not None:
+    if (work := limit.work_in_ledger(now, wanted=wanted)) is not None:
         await work
 
 
@@ -1080,14 +1080,14 @@ async def test_a_reserved_request_is_made_once_and_after_every_pause() -> None:
     ledger, clock = AsyncMock(), ManualClock()
     ledger.reserve.return_value = 1.0
     limit = SharedRateLimit(15.0, ledger, clock, LateWrites(ledger, clock))
-    reserving = limit.ledger_work(0.0, wanted=True)
+    reserving = limit.work_in_ledger(0.0, wanted=True)
     assert reserving is not None
     limit.rate_limited(0.0, 0.0, 5.0)
     await settled(limit, 0.0, wanted=True)  # the pause alone
-    assert limit.ledger_work(0.0, wanted=True) is None
+    assert limit.work_in_ledger(0.0, wanted=True) is None
     await reserving
     assert limit.ready_at() == 5.0
-    assert limit.ledger_work(8.0, wanted=True) is None
+    assert limit.work_in_ledger(8.0, wanted=True) is None
     for pauses in ([5.0], [5.0, limit.gap]):
         limit.note_request(8.0)
         await settled(limit, 8.0)
@@ -1109,7 +1109,7 @@ async def test_a_ledger_that_cannot_say(fault: Exception) -> None:
     limit.rate_limited(now, now - 1.0, 1.0)
     await settled(limit, now, wanted=True)
     assert limit.ready_at() == pytest.approx(now + 10, abs=1)
-    assert limit.ledger_work(now, wanted=False) is None
+    assert limit.work_in_ledger(now, wanted=False) is None
 
 
 # --- One batch

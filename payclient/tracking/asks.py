@@ -162,7 +162,7 @@ class OpenAsks:
             ask.final_queries = len(FINAL_QUERY_DELAYS) - 1
         if before is not None:
             ask.recheck_at = before.recheck_at
-            self.wake(before, waits_over=True)
+            self.end_waits(before)
         return ask
 
     def _times(self, record: Record, now: float) -> tuple[float, float]:
@@ -204,7 +204,7 @@ class OpenAsks:
         now = self.clock.monotonic()
         when = self.policy.plan_look(ask, now)
         if ask.waits_over:
-            self.wake(ask)
+            self._wake(ask)
             self._defer_lease(ask, A_YEAR if when is None else when - now)
         if when is not None:
             self.due.put(ask, when)
@@ -281,7 +281,7 @@ class OpenAsks:
         if newest.attempt > ask.record.attempt and not (was_decided and newest.state.decided):
             # Another process proved that this attempt created nothing, and sent a newer one: follow the newer one.
             self.drop(ask)
-            self.wake(ask, waits_over=True)
+            self.end_waits(ask)
             newer = self.follow(newest)
             if newer is not None and was_decided:  # the query that was planned of it is made later
                 newer.recheck_at = self.clock.monotonic() + self.policy.absent_after
@@ -301,7 +301,7 @@ class OpenAsks:
         elif (
             record.evidence is not before.evidence and record.evidence is Evidence.LAST_QUERY and ask.waiters
         ):
-            self.wake(ask, waits_over=True)  # another process may have made the last query
+            self.end_waits(ask)  # another process may have made the last query
 
     def _note_times(self, ask: Followed, before: Record) -> None:
         """Set `begun` where an ask was found, or its reversal permitted; set its times where its end has changed."""
@@ -333,7 +333,7 @@ class OpenAsks:
                 ask.notified_queries = 0
             if ask.task is None and not ask.followed_elsewhere:  # else its next look is planned already
                 self.plan(ask)
-        self.touch()
+        self.wake_feeds()
         # Another process that follows the ask calls its own `on_change`.
         is_ours = not ask.followed_elsewhere and record.attempt == before.attempt
         if self.on_change is not None and is_ours:
@@ -342,7 +342,7 @@ class OpenAsks:
             ask.followed_elsewhere = False  # a query that is still planned is made here
             self.policy.note_decision(before, record)
             self._end_follow_up(record)
-            self.wake(ask)
+            self._wake(ask)
             if ask.recheck_at == math.inf:  # else one more query of it is planned
                 self.drop(ask)
 
@@ -355,13 +355,14 @@ class OpenAsks:
         was_sending = before is not None and before.state is State.SENDING
         if was_sending and record.kind == "form" and record.candidate_ids:
             self.on_form_named(record)
+        is_indexed = record.client_transaction_id in self._asks
         if record.state.decided:
-            self.touch()
+            self.wake_feeds()
             self._end_follow_up(record)
-            callback = None if record.client_transaction_id in self._asks else self.on_change
+            callback = None if is_indexed else self.on_change  # of an ask in the index `update` calls it
             if callback is not None and before is not None and before.state in _UNFOLLOWED:
                 callback(before, record)
-        if record.client_transaction_id in self._asks or self.policy.follows(record):
+        if is_indexed or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
             # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
@@ -387,7 +388,7 @@ class OpenAsks:
             self._changed = asyncio.Event()
         return self._changed
 
-    def touch(self) -> None:
+    def wake_feeds(self) -> None:
         """Wake the feeds: the ledger has changes."""
         if self._changed is not None:
             self._changed.set()
@@ -395,10 +396,13 @@ class OpenAsks:
 
     # --- Waits
 
-    def wake(self, ask: Followed, *, waits_over: bool = False) -> None:
-        """End the waits for an ask: it is decided, or with `waits_over` no further query is made for any."""
-        if waits_over:
-            ask.waits_over = True
+    def end_waits(self, ask: Followed) -> None:
+        """End the waits for an ask that is not decided, and each later one at once: no query is made for any."""
+        ask.waits_over = True
+        self._wake(ask)
+
+    def _wake(self, ask: Followed) -> None:
+        """End the waits for an ask."""
         for waiter in ask.waiters or ():
             end(waiter)
 

@@ -85,7 +85,7 @@ class SharedRateLimit(RateLimit):
         if self._paused_until > before:
             self._unwritten_pause = max(self._unwritten_pause, self._paused_until - now)
 
-    def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
+    def work_in_ledger(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
         """Return the work that reserves a wanted request, and writes the pause that all processes keep; None: no work.
 
         Call this only while no earlier work of this kind is under way.
@@ -121,9 +121,9 @@ class Leases:
         #: The client transaction ids of which this process has the lease.
         self.ours: set[str] = set()
         #: Ids that are held and not followed: the ledger failed in between, or a form was notified or came back.
-        self._untaken: set[str] = set()
+        self._to_take_over: set[str] = set()
         #: Whether to look for abandoned forms: a process that confirmed one may have died.
-        self._must_look = False
+        self._look_for_abandoned = False
         self._changed: set[str] = set()  # written by others, to be read again
         #: Leases to hold without renewal, and for how many seconds; not written yet.
         self._deferred: dict[str, float] = {}
@@ -161,7 +161,7 @@ class Leases:
                 is_done = True  # this round does nothing
                 continue
             is_done = False
-            self._must_look = self._must_look or rounds % ABANDONED_ROUNDS == 0
+            self._look_for_abandoned = self._look_for_abandoned or rounds % ABANDONED_ROUNDS == 0
             try:
                 if not is_cut_off:
                     await self._write_deferred()
@@ -202,16 +202,16 @@ class Leases:
                 is_more = len(records) == PAGE
                 ids = [record.client_transaction_id for record in records]
                 self.ours.update(ids)
-                self._must_look = self._must_look or bool(records)
+                self._look_for_abandoned = self._look_for_abandoned or bool(records)
                 await self._take_over(ids, records)
-            if self._untaken:  # what others write meanwhile is read again in the next round
-                ids, self._untaken = [*self._untaken], set()
+            if self._to_take_over:  # what others write meanwhile is read again in the next round
+                ids, self._to_take_over = [*self._to_take_over], set()
                 await self._take_over(ids)
-            if self._must_look:
-                self._must_look = False  # what is claimed meanwhile needs a look of its own
+            if self._look_for_abandoned:
+                self._look_for_abandoned = False  # what is claimed meanwhile needs a look of its own
                 await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
         except LedgerError as error:
-            self._must_look = True
+            self._look_for_abandoned = True
             self._asks.late.failed(error)
             return False
         return True
@@ -224,7 +224,7 @@ class Leases:
                 records = [record for record in newest if self._must_follow(record)]
             await take_over(self._poller, records)
         except BaseException:
-            self._untaken.update(ids)
+            self._to_take_over.update(ids)
             raise
 
     def _must_follow(self, record: Record) -> bool:
@@ -243,18 +243,18 @@ class Leases:
                 self._asks.plan(ask)
         unfollowed = [each for each in held if (known := find(each)) is None or known.followed_elsewhere]
         # A lease that is new here was claimed, and the answer was lost.
-        self._untaken.update(set(unfollowed) - before)
+        self._to_take_over.update(set(unfollowed) - before)
         for begin in range(0, len(unfollowed), PAGE):
             records = (await self._ledger.get_many(unfollowed[begin : begin + PAGE])).values()
             # A form that no query finds is held, and not followed.
             sales = (each for each in records if each.kind == "sale" or each.state is State.SENDING)
-            self._untaken.update(each.client_transaction_id for each in sales)
+            self._to_take_over.update(each.client_transaction_id for each in sales)
 
     # --- What others wrote
 
     def _note_change(self, client_transaction_id: str | None) -> None:
         """Read an ask again that another process wrote; with None all that somebody waits for: any may have changed."""
-        self._asks.touch()
+        self._asks.wake_feeds()
         if client_transaction_id is None:
             self._changed.update(ask.record.client_transaction_id for ask in self._asks.all() if ask.waiters)
         else:
@@ -262,7 +262,7 @@ class Leases:
             if ask is not None:
                 self._changed.add(client_transaction_id)
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
-                self._untaken.add(client_transaction_id)  # a form came back, perhaps to a process that dies
+                self._to_take_over.add(client_transaction_id)  # a form came back, whose process may die
                 if ask is None:  # else `OpenAsks.update` does it
                     self.defer(client_transaction_id, 0.0)  # its lease may have been put off since
         is_idle = self._reading is None or self._reading.done()

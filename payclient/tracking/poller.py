@@ -119,7 +119,7 @@ class Poller:
         if ask is None or ask.record.state.decided:
             return
         if not self.policy.can_query:
-            self.asks.wake(ask, waits_over=True)
+            self.asks.end_waits(ask)
             self.asks.plan(ask)
         elif not ask.followed_elsewhere:
             if not is_repeated:
@@ -177,7 +177,7 @@ class Poller:
             when = min(when, self.rate.ready_at())
         is_idle = self._reserving is None or self._reserving.done()
         if isinstance(self.rate, SharedRateLimit) and is_idle and not self.asks.closed:
-            work = self.rate.ledger_work(self.clock.monotonic(), wanted=request_waits)
+            work = self.rate.work_in_ledger(self.clock.monotonic(), wanted=request_waits)
             if work is not None:
                 self._reserving = self.start_work(work)
         if self._timer is None:
@@ -195,8 +195,7 @@ class Poller:
         self._timer, due.alarm_at = None, -math.inf  # the end of the turn sets the timer
         try:
             for _ in range(PER_TURN):
-                item = due.pop(now)
-                if item is None:
+                if (item := due.pop(now)) is None:
                     break
                 self._look_at(item, now)
         finally:
@@ -238,7 +237,7 @@ class Poller:
                 self._to_expire.append(ask)
         else:
             if policy.gives_up(ask, now, failing=self.queries.is_failing):
-                self.asks.wake(ask, waits_over=True)
+                self.asks.end_waits(ask)
             if (again := policy.look_meanwhile(ask, now)) is not None:
                 self.asks.due.put(ask, again)
             last = RequestLine.FINAL_FORMS if ask.record.kind == "form" else RequestLine.FINAL
@@ -271,8 +270,7 @@ class Poller:
             if ask.task is None and self.asks.has(ask):
                 self._run(ask, self._follow_up(ask, queries=False), self._expiries)
         while self.rate.ready_at() <= now:
-            item = self._lines.pop(now, ranked=self.rate.binds, callers_only=self._is_full)
-            if item is None:
+            if (item := self._lines.pop(now, ranked=self.rate.binds, callers_only=self._is_full)) is None:
                 break
             self._request(item, now)
         self._arm()

@@ -108,14 +108,13 @@ async def reverse(poller: Poller, record: Record) -> Known:
     if record.state in (State.REVERSING, State.REVERSED):
         return record, None
     identifier, profile = record.client_transaction_id, poller.session.profile
-    words = None
     if record.state is not State.ACCEPTED:
         words = f"only what is paid is given back; this is {record.state}, and nothing was sent"
-    elif record.archived:
+        raise UsageError(words, client_transaction_id=identifier)
+    if record.archived:
         words = (
             "an archived payment takes no more events: give it back in the service's portal; nothing was sent"
         )
-    if words is not None:
         raise UsageError(words, client_transaction_id=identifier)
     by = _one_id(record, profile.reverse)
     # An operation that the profile lacks costs no permit.
@@ -158,7 +157,7 @@ async def _reverse(poller: Poller, record: Record) -> Known:
         raise
     if asks.leases is not None:
         asks.leases.ours.add(identifier)
-    asks.touch()
+    asks.wake_feeds()
     by = _one_id(permitted, poller.session.profile.reverse)  # another transaction may be the paid one by now
     try:
         await poller.session.reverse(**by, before_send=partial(_check_time, clock, wall, steady, total))

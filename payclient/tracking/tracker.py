@@ -310,9 +310,9 @@ class Tracker:
 
         Raises `LedgerUnavailableError`.
         """
-        return (
-            await self._ledger.history(client_transaction_id) if _may_be_known(client_transaction_id) else []
-        )
+        if not _may_be_known(client_transaction_id):
+            return []
+        return await self._ledger.history(client_transaction_id)
 
     async def resolve(
         self, client_transaction_id: str, *, as_: DecidedAs, actor: str, reason: str
@@ -338,12 +338,9 @@ class Tracker:
         is_known = _may_be_known(client_transaction_id)
         record = await self._read(client_transaction_id) if is_known else None
         if record is None:
-            raise UsageError(
-                "this ledger has no such ask; nothing was changed",
-                client_transaction_id=client_transaction_id,
-            )
-        fault = objection(record, as_)
-        if fault is not None:
+            words = "this ledger has no such ask; nothing was changed"
+            raise UsageError(words, client_transaction_id=client_transaction_id)
+        if (fault := objection(record, as_)) is not None:
             raise TransitionError(fault, client_transaction_id=client_transaction_id)
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
         words = "the tracker was closed before the decision was on record; look at its history"

@@ -145,16 +145,24 @@ class Confirmer:
         if report.state == "Cancelado":
             waits = self._plan_others(form, report)
         elif report.state == "Aceptado" and not find_mismatch(record, report):
-            # Later the service would have reversed an unconfirmed payment.
-            waits = form.note_accepted(report.transaction_id, self._clock.monotonic())
-            waits &= report.transaction_id not in form.ids_at(Stage.NAMELESS)
-            if waits and was_confirmed:
-                self._poller.recheck(record, after=2 * self._window)
-            elif waits and report.transaction_id is not None:
-                self._plan(form, report.transaction_id)
+            waits = self._plan_accepted(form, report.transaction_id, was_confirmed=was_confirmed)
         if not waits:
             self._poller.plan_form(form)  # which forgets it
         return waits
+
+    def _plan_accepted(self, form: ReturnedForm, transaction_id: int | None, *, was_confirmed: bool) -> bool:
+        """Plan to confirm a payment that a query found, or beside a confirmed one to query whether it was given back.
+
+        Returns False where it is surely not given back: it is confirmed, or has stood for longer than the window.
+        """
+        may_be_reversed = form.note_accepted(transaction_id, self._clock.monotonic())
+        if not may_be_reversed or transaction_id in form.ids_at(Stage.NAMELESS):
+            return False
+        if was_confirmed:
+            self._poller.recheck(form.record, after=2 * self._window)
+        elif transaction_id is not None:
+            self._plan(form, transaction_id)
+        return True
 
     def _form(self, record: Record) -> ReturnedForm:
         """Return the form's confirmations, with its newest record."""
@@ -369,7 +377,7 @@ class Confirmer:
         current.is_first = not current.is_withheld and current.transaction_id in form.candidate_ids
 
     def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
-        """Plan to confirm what may have paid a form, but for what the report names; return whether that is anything."""
+        """Plan to confirm what may have paid a form beside what a report names; return whether anything may."""
         others = form.others_that_may_have_paid(report)
         for transaction_id in others:
             if transaction_id not in form.confirmations:

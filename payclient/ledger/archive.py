@@ -84,9 +84,8 @@ def _copy(source: sqlite3.Connection, target: str) -> None:
         copy.execute("PRAGMA secure_delete = ON")
         copy.execute("DELETE FROM form_links")  # secrets, which a copy must not keep
         if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-            raise LedgerUnavailableError(
-                "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"
-            )
+            words = "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"
+            raise LedgerUnavailableError(words)
 
 
 async def archive(ledger: StoredLedger, before: float, path: str) -> int:
@@ -166,6 +165,5 @@ def _append(path: str, lines: bytes) -> None:
     except OSError as error:
         raise unavailable(error, "archived") from None
     if not is_whole:
-        raise LedgerUnavailableError(
-            f"the archive {path} is damaged: nothing more was deleted from the ledger"
-        )
+        words = f"the archive {path} is damaged: nothing more was deleted from the ledger"
+        raise LedgerUnavailableError(words)

@@ -126,9 +126,8 @@ class OpenAsks:
     def check_loop(self) -> None:
         """Raise `UsageError` in another event loop than the open tracker's: nothing would wake who waits there."""
         if self.is_open and asyncio.get_running_loop() is not self._loop:
-            raise UsageError(
-                "this tracker belongs to another event loop; make one in each, or use payclient.sync"
-            )
+            words = "this tracker belongs to another event loop; make one in each, or use payclient.sync"
+            raise UsageError(words)
 
     # --- The index
 

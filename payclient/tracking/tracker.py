@@ -193,9 +193,8 @@ class Tracker:
         self._poller.asks.check_open()
         identifier = notification.client_transaction_id
         if not is_id(notification.transaction_id) or not _may_be_known(identifier):
-            raise InvalidNotificationError(
-                "a notification must have a transaction id and one of the merchant's"
-            )
+            words = "a notification must have a transaction id and one of the merchant's"
+            raise InvalidNotificationError(words)
         words = "the tracker was closed before the hint was on record"
         return await self._poller.finish(self._arrivals.notify(notification), identifier, words)
 

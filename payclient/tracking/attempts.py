@@ -92,7 +92,7 @@ class Attempt:
     beside_open_form: bool = False
     #: The refused attempt of the same id before this one, and all refused attempts that this one relies on.
     before: Record | None = None
-    refused: Sequence[Record] = ()
+    relies_on: Sequence[Record] = ()
     #: What Prepare returned.
     result: PrepareResult | None = attrs.field(default=None, repr=False)
     #: The record that the permit inserts; None before, and where it was denied.
@@ -271,7 +271,7 @@ class Attempts:
         for each in newest.values():
             if (found := await self.refusals.find_ended(each)) is not None:
                 raise PermitDeniedError if each is before else refusal_of(self._poller, found)
-        attempt.refused = [each for each in newest.values() if each.state is State.REFUSED]
+        attempt.relies_on = [each for each in newest.values() if each.state is State.REFUSED]
 
     async def _post(self, attempt: Attempt) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""
@@ -324,8 +324,8 @@ class Attempts:
             raise PermitDeniedError
         if self._asks.leases is not None:
             self._asks.leases.ours.add(attempt.request.client_transaction_id)
-        if attempt.refused:  # after the permit: a later notification finds this attempt
-            await self.refusals.check_unchanged(attempt.refused)
+        if attempt.relies_on:  # after the permit: a later notification finds this attempt
+            await self.refusals.check_unchanged(attempt.relies_on)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._poller.policy.total_timeout:

@@ -89,8 +89,8 @@ class Confirmer:
                 confirmation = form.confirmations[transaction_id]
                 words = "the tracker was closed before the return was on record"
                 write = self._write_return(form, confirmation)
-                go_on = partial(self._go_on, form, confirmation)
-                await self._poller.finish(write, record.client_transaction_id, words, at_end=go_on)
+                confirm = partial(self._confirm_arrived, form, confirmation)
+                await self._poller.finish(write, record.client_transaction_id, words, at_end=confirm)
             with suppress(TimeoutError):
                 await within(self._clock, self._session.timeouts.total, tried.wait())
         return Outcome.of(form.record, report=form.report)
@@ -102,7 +102,7 @@ class Confirmer:
         confirmation.on_record = True
         self._asks.note_written(form.record)
 
-    def _go_on(self, form: ReturnedForm, confirmation: Confirmation) -> None:
+    def _confirm_arrived(self, form: ReturnedForm, confirmation: Confirmation) -> None:
         """Confirm a return once its write has ended, in whatever way: else the service reverses the payment."""
         if confirmation.stage is Stage.ARRIVED:
             confirmation.stage = Stage.IN_DOUBT
@@ -322,7 +322,7 @@ class Confirmer:
         if report.state == "Aceptado" and not await self._is_tied(record, transaction_id):
             return current.stage
         reading, stage = read_confirmation(record, transaction_id, report, self._clock.time())
-        return Stage.SETTLED if await self._take(form, record, reading) else stage
+        return Stage.SETTLED if await self._write_answer(form, record, reading) else stage
 
     async def _is_tied(self, form: Record, transaction_id: int) -> bool:
         """Return whether a payment is surely the form's: it was named to the form, or this token finds the form.
@@ -351,7 +351,7 @@ class Confirmer:
         if decides and not self._queries.can_see(record):
             return True
         reading = read_form(record, report, self._clock.time())
-        return await self._take(form, record, reading) or reading.conflict is not None
+        return await self._write_answer(form, record, reading) or reading.conflict is not None
 
     async def _note_withheld(self, form: Record, current: Confirmation) -> None:
         """Note whether another ask of a form's purchase is paid, or may be: then the form is not confirmed.
@@ -384,7 +384,7 @@ class Confirmer:
                 self._plan(form, transaction_id)
         return bool(others)
 
-    async def _take(self, form: ReturnedForm, record: Record, reading: Reading) -> bool:
+    async def _write_answer(self, form: ReturnedForm, record: Record, reading: Reading) -> bool:
         """Write what an answer means, read against `record`, and return whether that decides the form."""
         answer = reading.report  # None: not found, or a conflict
         is_unpaid = reading.conflict is None and (answer is None or answer.state == "Cancelado")

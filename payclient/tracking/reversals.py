@@ -33,12 +33,12 @@ def _one_id(record: Record, undo: UndoProfile | None) -> dict[str, Any]:
     return {"client_transaction_id": record.client_transaction_id}
 
 
-async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -> bool:
+async def _is_undone(poller: Poller, record: Record, *, is_reversal: bool) -> bool:
     """Return whether what was just undone is surely this sale, and nothing else of it is open or paid.
 
     Under other credentials it may be another account's. Another transaction may be there because a proxy repeated the
-    POST. With `accepted_counts` a sale that is accepted was not undone: the customer was quicker. Without it "accepted"
-    may be older than the reversal, which the service has called done.
+    POST. After a reversal, which the service has called done, "accepted" may be older than that; a push that is
+    accepted was not withdrawn: the customer was quicker.
     """
     policy, can_see = poller.policy, poller.queries.can_see
     if not can_see(record):
@@ -56,7 +56,7 @@ async def _is_undone(poller: Poller, record: Record, *, accepted_counts: bool) -
     if report is None or report.state == "Cancelado":
         return can_see(record)  # the token may be renewed since
     is_ours = {report.transaction_id, *report.others} <= {None, record.transaction_id}
-    return is_ours and not (accepted_counts and report.state == "Aceptado")
+    return is_ours and (is_reversal or report.state != "Aceptado")
 
 
 async def _check_anew(poller: Poller, record: Record) -> Known:
@@ -89,7 +89,7 @@ async def _withdraw(poller: Poller, record: Record) -> Known:
     """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
     try:
         await poller.session.cancel(**_one_id(record, poller.session.profile.cancel))
-        is_undone = await _is_undone(poller, record, accepted_counts=True)
+        is_undone = await _is_undone(poller, record, is_reversal=False)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
     # A query by client transaction id settles the ids that were named, too: it finds no other transaction. Where the
@@ -183,6 +183,6 @@ async def _reverse(poller: Poller, record: Record) -> Known:
             return permitted, None
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
-    if not await _is_undone(poller, permitted, accepted_counts=False):
+    if not await _is_undone(poller, permitted, is_reversal=True):
         return await poller.check(permitted)
     return await asks.write(permitted, Reversed(at=clock.time())), None

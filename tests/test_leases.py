@@ -443,6 +443,24 @@ async def test_what_a_person_refused_elsewhere_and_is_paid_is_an_alarm(
     assert alarms(caplog) == ["order-17: refused, and yet accepted"]
 
 
+async def test_a_correction_is_no_failure_where_its_history_cannot_be_read(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody looks for a fault of ours: the payment is on record, and in the feed."""
+    ledger = DeafLedger()
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger) as deaf, tracking(service, SharedLedger(ledger)) as other:
+        await deaf.sale(sale())
+        await other.resolve("order-17", as_="refused", actor="Ana", reason="called")
+        gone = AsyncMock(side_effect=LedgerUnavailableError("gone"))
+        monkeypatch.setattr(ledger, "history", gone)
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+        assert gone.called
+    assert (await record_in(ledger)).state is State.ACCEPTED
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 async def test_what_was_sent_again_elsewhere_and_is_paid_is_found_here(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

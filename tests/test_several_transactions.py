@@ -307,23 +307,6 @@ async def test_a_second_payment_of_a_paid_sale_is_an_alarm_though_the_ledger_fai
     assert alarms(caplog) == ["order-17: accepted more than once: also 1001"]
 
 
-async def test_a_correction_is_no_failure_where_its_history_cannot_be_read(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody looks for a fault of ours: the payment is on record, and its alarm is raised."""
-    async with selling(service) as (tracker, pending):
-        service.decide("Cancelado")
-        assert (await outcome_of(service, pending)).paid is False
-        gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
-        monkeypatch.setattr(service.ledger, "history", gone)
-        service.decide("Aceptado")
-        await tracker.notify(hint())
-        await service.clock.advance(2)
-        assert gone.called
-        assert (await pending_of(tracker)).outcome.paid is True
-    assert [each.getMessage() for each in caplog.records] == ["order-17: cancelled, and yet accepted"]
-
-
 async def test_a_payment_of_an_open_sale_reads_no_history(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

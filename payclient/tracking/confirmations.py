@@ -393,7 +393,7 @@ class Confirmer:
         if is_unpaid and self._plan_others(form, answer):
             return False
         form.report = answer or form.report
-        self._form(await self._queries.write(record, reading))
+        self._form(await self._queries.write(record, reading) or record)
         # The state may not take the event, or the ledger fails: then it is confirmed again later. A form may have been
         # CANCELLED before: that decides only where this answer says so, too.
         return is_confirmed(form.record) or (is_unpaid and form.record.state.decided)

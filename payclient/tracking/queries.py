@@ -121,7 +121,8 @@ class StatusQueries:
         if is_anothers:
             ask.report = None
             reading = conflict("a transaction that is another sale's", self._clock.time())
-        ask.is_answered = await self._write(ask, record, reading) and reading.is_about_ask
+        is_written = await self.write(record, reading, ask) is not None
+        ask.is_answered = is_written and reading.is_about_ask
         # Once its customer has answered, also one of a request that was executed late.
         late = ask.begun + self._policy.absent_after + self._policy.sale_window
         is_pending = reading.report is not None and reading.report.state == "Pendiente"
@@ -230,21 +231,32 @@ class StatusQueries:
             self._poller.rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
             raise
 
-    async def _write(self, ask: Followed, record: Record, reading: Reading) -> bool:
-        """Log and write what an answer means, read against `record` of an ask. Return whether the ledger has it."""
+    async def write(self, record: Record, reading: Reading, ask: Followed | None = None) -> Record | None:
+        """Log and write what an answer means, read against `record`; return the record after that.
+
+        None: the ledger has not taken it of an `ask` that is followed, which is queried again.
+        """
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         with suppress(LedgerError):  # then the write fails as well, or the same is written twice
             if await self.is_noted(record, reading.events):
-                return True
+                return record
         _alarm(record, reading.alarms)
         if reading.conflict is not None:
+            # Of what is not followed, only what is read of a form has a conflict.
+            name = "confirmation_conflicted" if ask is None else "status_conflicted"
             what = "a status report is not ours: %s"
-            log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
-        is_taken = all([await self._asks.apply(ask, event, record) for event in reading.events])
-        if is_taken:
-            await self._alarm_if_corrected(record, ask.record, reading)
-        return is_taken
+            log("error", name, record.client_transaction_id, what, reading.conflict)
+        after = record
+        for event in reading.events:
+            if ask is None:
+                after = await self._asks.write(record, event)
+            elif not await self._asks.apply(ask, event, record):
+                return None
+            else:
+                after = ask.record
+        await self._alarm_if_corrected(record, after, reading)
+        return after
 
     async def is_noted(self, record: Record, events: Sequence[Event]) -> bool:
         """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
@@ -261,29 +273,14 @@ class StatusQueries:
     async def _alarm_if_corrected(self, before: Record, after: Record, reading: Reading) -> None:
         """Raise the alarm of a payment that was found after a person or another process called the ask unpaid."""
         is_payment = bool(reading.events) and isinstance(reading.events[-1], FoundAccepted)
-        is_overtaken = after.version > before.version + len(reading.events)
-        if not (is_payment and (is_overtaken or before.state.decided)):
-            return
+        if not is_payment or after.version <= before.version + len(reading.events):
+            return  # nobody else has written anything: `reading` has the alarm
         with suppress(LedgerError):  # the feed has the correction all the same
             history = await history_of(self._asks.ledger, after)
             found = (each.before for each in history if each.event == FoundAccepted.__name__)
             alarm = ALARMS.get((next(found, None), "Aceptado"))
             if alarm is not None and alarm not in reading.alarms:
                 _alarm(after, [alarm])
-
-    async def write(self, record: Record, reading: Reading) -> Record:
-        """Log and write what an answer means, read against `record` of an attempt; return the record after that."""
-        if await self.is_noted(record, reading.events):
-            return record
-        _alarm(record, reading.alarms)
-        if reading.conflict is not None:  # here only what is read of a form has one
-            what = "a report of a form that is confirmed is not ours: %s"
-            log("error", "confirmation_conflicted", record.client_transaction_id, what, reading.conflict)
-        after = record
-        for event in reading.events:
-            after = await self._asks.write(record, event)
-        await self._alarm_if_corrected(record, after, reading)
-        return after
 
     def can_see(self, record: Record) -> bool:
         """Return whether "not found" under the token in use is about this attempt; warn once where it is not."""

@@ -120,7 +120,7 @@ class Refusals:
             report = attrs.evolve(report, state="Pendiente")  # until the confirmations have an answer
         now, policy = self._poller.clock.time(), self._poller.policy
         reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
-        after = await self._queries.write(before, reading)
+        after = await self._queries.write(before, reading) or before
         is_paid = after.state is State.ACCEPTED
         if report.state in ("Pendiente", None):
             words = "an earlier attempt of this sale waits for the customer"

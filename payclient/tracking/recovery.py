@@ -107,7 +107,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
     First write which purchases were paid twice, where a process ended before it wrote that.
     """
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
-    can_query, absent_after = poller.policy.can_query and not forms_only, poller.policy.absent_after
+    can_query = poller.policy.can_query and not forms_only
     if isinstance(ledger, Shared):
         await ledger.note_overpaid(now)
     if not confirmer.confirms and not can_query:
@@ -117,10 +117,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
         elif can_query:
-            for due in await _queries_due(ledger, record, absent_after):
-                # Never later than from now on, however the wall clock was set back between two runs.
-                after = None if due is None else min(max(due - now, 0.0), absent_after)
-                poller.recheck(record, after=after)
+            await _recheck(poller, record)
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
@@ -143,23 +140,22 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
                 yield record
 
 
-async def _queries_due(ledger: Ledger, unpaid: Record, absent_after: float) -> list[float | None]:
-    """Return when an unpaid attempt is queried once more: None, now, if notified; a UTC time if refused as existing."""
+async def _recheck(poller: Poller, unpaid: Record) -> None:
+    """Query an unpaid attempt once more where it was notified since; and, if refused as existing, for a late index."""
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
     # For most of what is notified and then decided, no history is read.
     came_before = notified_at is None or 0.0 < decided_at - notified_at < DECIDED_BY_IT
-    if not is_refused and came_before:
-        return []
-    history = await ledger.history(unpaid.client_transaction_id)
-    dues: list[float | None] = []
+    if came_before and not is_refused:
+        return
+    history = await poller.asks.ledger.history(unpaid.client_transaction_id)
     # A query that found nothing leaves no event: whether one followed the notification is not known.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
-        dues.append(None)
-    # Of any attempt: once more, for an index that lags.
+        poller.recheck(unpaid)
     if is_refused and names_existing(history):
-        dues.append(decided_at + absent_after)
-    return dues
+        # Of any attempt. Never later than from now on, however the wall clock was set back between two runs.
+        age = max(poller.clock.time() - decided_at, 0.0)
+        poller.recheck(unpaid, after=max(poller.policy.absent_after - age, 0.0))
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

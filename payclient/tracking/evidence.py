@@ -114,12 +114,9 @@ def find_mismatch(
     """
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
-    expected = record.transaction_id if record.transaction_id is not None else candidate_id
-    if expected is not None and expected not in (report.transaction_id, *report.others):
-        if report.transaction_id is not None:
-            return f"transaction id {report.transaction_id}"
-        if report.others:
-            return f"transaction ids {', '.join(map(str, report.others))}"
+    expected, found = record.transaction_id or candidate_id, found_ids(report)
+    if expected is not None and found and expected not in found:
+        return f"transaction {', '.join(map(str, found))}"
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
     if must_name_ours and record.transaction_id is None and report.client_transaction_id is None:
@@ -129,6 +126,11 @@ def find_mismatch(
     if _differs(report.currency, record.currency):
         return "another currency"
     return None
+
+
+def found_ids(report: StatusReport) -> list[int]:
+    """Return every transaction id that a report names."""
+    return [each for each in (report.transaction_id, *report.others) if each is not None]
 
 
 def _differs(said: object, ours: object) -> bool:
@@ -154,10 +156,11 @@ ALARMS: dict[tuple[State | None, str], str] = {
 }
 
 
-def verdict(
-    record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
-) -> Reading:
-    """Return what a report that is ours says of its attempt. `transaction_id`: the report's, else its query's."""
+def verdict(record: Record, report: StatusReport, at: float, ends: float | None = None) -> Reading:
+    """Return what a report that is ours says of its attempt.
+
+    `ends`: when the customer of a push can no longer approve, if it is found pending only now.
+    """
     reading = Reading(report=report, is_about_ask=report.state is not None)
     if report.also_accepted:
         others = ", ".join(map(str, report.also_accepted))
@@ -165,33 +168,31 @@ def verdict(
         reading.events.append(Conflicted(at=at, what=f"also accepted: {others}"))
     if report.state is not None and (alarm := ALARMS.get((record.state, report.state))):
         reading.alarms.append(alarm)
-    if event := _event_of(record, report, transaction_id, at, sale_window):
+    if event := _event_of(record, report, at, ends):
         reading.events.append(event)
     return reading
 
 
-def _event_of(
-    record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
-) -> Event | None:
+def _event_of(record: Record, report: StatusReport, at: float, ends: float | None) -> Event | None:
     """Return the event that the reported state is for the attempt; None where it says nothing new."""
+    found = report.transaction_id
     match record.state, report.state:
         case State.REVERSED, "Aceptado":
             return Conflicted(at=at, what="accepted, though it was given back")
         case state, "Aceptado":
-            is_new_id = transaction_id not in (None, record.transaction_id)
+            is_new_id = found not in (None, record.transaction_id)
             # A sale that a person accepted has no transaction id yet.
             if state is State.ACCEPTED and not is_new_id:
                 return None
             instead_of = record.transaction_id if is_new_id else None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
-            return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
+            return FoundAccepted(at=at, transaction_id=found, instead_of=instead_of, receipt=receipt)
         case State.REFUSED, "Pendiente":
             return Conflicted(at=at, what="pending, though it was refused")
         case State.UNKNOWN, "Pendiente":
-            ends = at + sale_window if record.kind == "sale" else None
-            return FoundPending(at=at, transaction_id=transaction_id, expires_at=ends)
+            return FoundPending(at=at, transaction_id=found, expires_at=ends)
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
-            return FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason)
+            return FoundCancelled(at=at, transaction_id=found, reason=report.reason)
     return None
 
 
@@ -242,7 +243,7 @@ class AnswerReader:
             self.credentials.learn(record, report.transaction_id, self.token)
         if self._needs_second(report):
             return Reading(needs_second_query=True)
-        return self._verdict(report, report.transaction_id or candidate_id)
+        return self._verdict(attrs.evolve(report, transaction_id=report.transaction_id or candidate_id))
 
     def _may_be_of_another_account(self, report: StatusReport) -> bool:
         """Return whether a report that would decide may be about another account's order of the same id and amount.
@@ -252,8 +253,7 @@ class AnswerReader:
         record = self.ask.record
         would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
         # A query by client transaction id alone may find another account's: the number in its report ties it.
-        has_number = report.transaction_id is not None or bool(report.others)
-        is_numbered = has_number or self.policy.by_transaction_id
+        is_numbered = bool(found_ids(report)) or self.policy.by_transaction_id
         is_tied = (record.transaction_id is not None and is_numbered) or not record.credentials
         return would_decide and not is_tied and not self._can_see()
 
@@ -261,18 +261,27 @@ class AnswerReader:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
         return self.credentials is None or self.credentials.can_see(self.ask.record, self.token)
 
+    @property
+    def _queried_id(self) -> int | None:
+        """The transaction id that the query named."""
+        return self.query.transaction_id or self.query.candidate_id
+
+    @property
+    def _may_lag(self) -> bool:
+        """Whether a query by client transaction id may not list yet what this attempt has created."""
+        return self.now < self.ask.begun + self.policy.absent_after
+
     def _needs_second(self, report: StatusReport) -> bool:
         """Return whether an answer by transaction id decides only after a query by client transaction id.
 
         A cancelled transaction may have a paid one beside it, and a number alone may be another account's too.
         """
-        record, policy = self.ask.record, self.policy
-        transaction_id = record.transaction_id or self.query.candidate_id
-        if transaction_id is None or not (policy.by_transaction_id and policy.proves_absence):
+        policy, state = self.policy, self.ask.record.state
+        if self._queried_id is None or not (policy.by_transaction_id and policy.proves_absence):
             return False
         if report.state == "Aceptado":
             return report.client_transaction_id is None and not self._can_see()
-        is_known_unpaid = record.state.decided and record.state is not State.ACCEPTED
+        is_known_unpaid = state.decided and state is not State.ACCEPTED
         return report.state == "Cancelado" and not is_known_unpaid
 
     def second_report(self, report: StatusReport | None) -> Reading:
@@ -281,34 +290,29 @@ class AnswerReader:
         The first decides nothing alone: another transaction of the same client transaction id may be paid, or open.
         A reading without an event decides nothing yet, and the ask is queried again.
         """
-        record = self.ask.record
-        transaction_id = record.transaction_id or self.query.candidate_id
         # "Not found", and a report without a number, count only under a token that can find this attempt.
-        is_numbered = report is not None and (report.transaction_id is not None or report.others)
-        if not is_numbered and not self._can_see():
+        if not (report and found_ids(report)) and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
-            # Queries by client transaction id may lag: "not found" counts no earlier than for an unknown sale.
-            if self.now < self.ask.begun + self.policy.absent_after:
+            if self._may_lag:
                 return Reading()
-            report = StatusReport(state="Cancelado")
+            report = StatusReport(state="Cancelado", transaction_id=self._queried_id)
         elif report.state == "Cancelado" and self._can_see():
             # Each transaction of the id is cancelled, whichever the report names.
-            report = attrs.evolve(report, transaction_id=None, others=())
-        else:
-            transaction_id = report.transaction_id
-        if mismatch := find_mismatch(record, report):
+            report = attrs.evolve(report, transaction_id=self._queried_id, others=())
+        if mismatch := find_mismatch(self.ask.record, report):
             return conflict(mismatch, self.at)
-        return self._verdict(report, transaction_id)
+        return self._verdict(report)
 
-    def _verdict(self, report: StatusReport, transaction_id: int | None) -> Reading:
+    def _verdict(self, report: StatusReport) -> Reading:
         """Return what a report of ours means for the ask; nothing where it may be older than what was sent since."""
         ask = self.ask
         if report.state == "Aceptado" and self.policy.reversal_may_be_on_its_way(ask, self.now):
             return Reading(report=report, is_about_ask=True)
         if report.state == "Cancelado" and self._may_be_of_an_earlier_attempt():
             return Reading()
-        reading = verdict(ask.record, report, transaction_id, self.at, self.policy.sale_window)
+        ends = self.at + self.policy.sale_window if ask.record.kind == "sale" else None
+        reading = verdict(ask.record, report, self.at, ends)
         # A pending report says nothing new, and is not kept: 100,000 asks would have one each.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
@@ -321,9 +325,11 @@ class AnswerReader:
 
     def _may_be_of_an_earlier_attempt(self) -> bool:
         """Return whether what is found may have come of an earlier attempt, and this one may not be listed yet."""
-        record, early = self.ask.record, self.now < self.ask.begun + self.policy.absent_after
+        record = self.ask.record
         # Where another process sends it, it may be known here as SENDING still.
-        return record.attempt > 1 and early and (record.state is State.SENDING or may_be_absent(record))
+        return (
+            record.attempt > 1 and self._may_lag and (record.state is State.SENDING or may_be_absent(record))
+        )
 
     def not_found(self) -> Reading:
         """Return what "not found" means: nothing about a form, a conflict about a sale that exists, or `_absence`."""
@@ -351,7 +357,7 @@ class AnswerReader:
         """Return the proof that nothing was created, once two "not found" are late enough and far enough apart."""
         ask, policy, now = self.ask, self.policy, self.now
         candidates = ask.record.candidate_ids
-        if not policy.proves_absence or now < ask.begun + policy.absent_after:
+        if not policy.proves_absence or self._may_lag:
             return Reading()
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
             words = '"not found" proves nothing where a transaction was named that cannot be queried'
@@ -376,4 +382,4 @@ def read_form(record: Record, report: StatusReport | None, at: float) -> Reading
         return conflict(mismatch, at)
     if report.state == "Pendiente":
         return Reading(report=report)
-    return verdict(record, report, report.transaction_id, at, sale_window=0.0)
+    return verdict(record, report, at)

@@ -118,8 +118,7 @@ class Refusals:
             return newest  # another process has sent it since, which was found
         if self._poller.confirmer.confirm_first(before, report):
             report = attrs.evolve(report, state="Pendiente")  # until the confirmations have an answer
-        now, policy = self._poller.clock.time(), self._poller.policy
-        reading = verdict(before, report, report.transaction_id, now, policy.sale_window)
+        reading = verdict(before, report, self._poller.clock.time())
         after = await self._queries.write(before, reading) or before
         is_paid = after.state is State.ACCEPTED
         if report.state in ("Pendiente", None):

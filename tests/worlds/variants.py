@@ -197,7 +197,8 @@ def _one_of_several_decides() -> list[Patch]:
         reading = shipped(self, report)
         if not reading.needs_second_query:
             return reading
-        return self._verdict(report, self.ask.record.transaction_id or self.query.candidate_id)
+        queried_id = self.query.transaction_id or self.query.candidate_id
+        return self._verdict(attrs.evolve(report, transaction_id=queried_id))
 
     return [(AnswerReader, "report", read)]
 

@@ -102,8 +102,8 @@ class OpenAsks:
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called with each form once it is decided: its links are dead.
         self.on_form_decided: list[Callable[[Record], object]] = []
-        #: Called with a form whose Prepare's end was written after a transaction had been named to it.
-        self.on_form_named: Callable[[Record], object] = lambda record: None
+        #: Called with an attempt that was named, or notified, before the end of its POST was written.
+        self.on_named: Callable[[Record], object] = lambda record: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open: bool = False
         self.closed: bool = False
@@ -351,9 +351,6 @@ class OpenAsks:
         An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
         and a decided form its links.
         """
-        was_sending = before is not None and before.state is State.SENDING
-        if was_sending and record.kind == "form" and record.candidate_ids:
-            self.on_form_named(record)
         is_indexed = record.client_transaction_id in self._asks
         if record.state.decided:
             self.wake_feeds()
@@ -366,6 +363,9 @@ class OpenAsks:
         elif self.leases is not None and not record.state.decided:
             # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
             self.leases.defer(record.client_transaction_id, A_YEAR if record.notified_at is None else 0.0)
+        is_named = bool(record.candidate_ids) or record.notified_at is not None
+        if is_named and before is not None and before.state is State.SENDING:
+            self.on_named(record)
 
     def _end_follow_up(self, record: Record) -> None:
         if self.leases is not None:

@@ -348,7 +348,7 @@ class Attempts:
         event = attempt.end = self._event_of(error, attempt, record)
         record = await self._asks.write(record, event)
         if not isinstance(event, Lost) or attempt.kind == "form":
-            self.refusals.plan_queries(record, error)
+            self.refusals.plan_query(record, error)
             raise error
         if isinstance(error, ReplayedError):
             log("error", "answer_conflicted", record.client_transaction_id, "%s", error)

@@ -67,8 +67,6 @@ class Confirmer:
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
         self._asks.on_form_decided.append(self._note_decided)
-        # Named while the ledger could not take the answer to the form's Prepare.
-        self._asks.on_form_named = lambda record: self.confirm_named(record, record.candidate_ids)
 
     # --- What is to be confirmed
 

@@ -41,8 +41,6 @@ class LateWrites:
         self._clock = clock
         self._total = total
         self._on_write = on_write
-        #: Called with an attempt that was called unpaid, and yet created.
-        self.on_contradicted: Callable[[Record], object] = lambda record: None
         #: Client transaction id -> what the ledger could not take, in order.
         self.kept: dict[str, list[tuple[Record, Event]]] = {}
         self._again: asyncio.Task[None] | None = None
@@ -97,7 +95,6 @@ class LateWrites:
                     noted = await self._ledger.apply(record, named)
                     if known.attempt == record.attempt:
                         known = noted
-                        self.on_contradicted(known)
             elif known is not None and known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.

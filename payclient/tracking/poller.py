@@ -73,7 +73,7 @@ class Poller:
         self.policy: Policy = Policy(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
-        self.asks.late.on_contradicted = self.recheck
+        self.asks.on_named = self._note_named
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
             self.asks.leases = Leases(self, ledger)
@@ -150,6 +150,15 @@ class Poller:
         else:
             ask.recheck_soon = True
             self._look_from(ask, ask.queried_at + self.policy.least_gap)
+
+    def _note_named(self, record: Record) -> None:
+        """Confirm or query what was named to an attempt while its POST was on its way: the service may have created it
+        all the same.
+        """
+        if record.kind == "form":
+            self.confirmer.confirm_named(record, record.candidate_ids)
+        if record.state.paid is False:
+            self.recheck(record)
 
     def plan_form(self, form: ReturnedForm) -> None:
         """Make the next request of a form, or forget it, when that is due; now if it is."""

@@ -5,7 +5,6 @@ Proxies repeat a POST, a service lists late, and where nobody could query an ask
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence, Set
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -246,18 +245,7 @@ class Refusals:
         is_doubted = any(each.evidence in (Evidence.ABSENT, Evidence.OPERATOR) for each in earlier)
         return is_doubted or report is not None, report
 
-    def plan_queries(self, record: Record, error: Exception) -> None:
-        """Plan to query an attempt that may exist though its send failed by `error`, or whose earlier attempt may."""
-        refused = error if isinstance(error, RefusedError) else None
-        earlier = self._poller.asks.find(record.client_transaction_id)
-        is_planned = earlier is not None and earlier.recheck_at < math.inf
-        if record.state is State.REFUSED and record.notified_at is not None:
-            self._poller.recheck(record)  # a copy of the request may have created what was named meanwhile
-        if record.kind != "sale" or (refused is None and not record.state.decided):
-            return  # where the ledger failed the permit may not be there: the earlier attempt's look stays planned
-        if is_planned or (refused is not None and self.says_exists(refused)):
-            # The service may list late what it says exists: query when its list has surely caught up.
+    def plan_query(self, record: Record, error: Exception) -> None:
+        """Query a sale that its refusal says exists once more when the service's list has surely caught up."""
+        if record.kind == "sale" and isinstance(error, RefusedError) and self.says_exists(error):
             self._poller.recheck(record, after=self._poller.policy.absent_after)
-        elif not record.state.decided:
-            # Not written yet: the ledger may have a notification of it.
-            self._poller.recheck(record, after=self._poller.policy.least_gap)

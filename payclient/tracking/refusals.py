@@ -6,12 +6,18 @@ Proxies repeat a POST, a service lists late, and where nobody could query an ask
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
 
-from payclient.errors import CustomerBusyError, LedgerUnavailableError, NotSentError, RefusedError
+from payclient.errors import (
+    CustomerBusyError,
+    LedgerUnavailableError,
+    NotSentError,
+    PayError,
+    RefusedError,
+    named_error,
+)
 from payclient.events import Evidence, Exhausted, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, Record, State
@@ -93,7 +99,10 @@ class Refusals:
             return None
         if is_refused:
             was_created = any("created_id" in change.facts for change in changes)
-            return await self._find_refused(ended, doubted, was_created=was_created)
+            try:
+                return await self._find_refused(ended, doubted, was_created=was_created)
+            except PayError as error:
+                raise named_error(error, ended.client_transaction_id) from error.__cause__
         can_be_found = policy.can_query and policy.follows(ended)
         return await self._poller.query_unqueried(ended) if can_be_found else None
 
@@ -106,30 +115,28 @@ class Refusals:
         self, before: Record, doubted: Sequence[Record], *, was_created: bool
     ) -> Record | None:
         """Do what `find_ended` does for a refused ask. `doubted` attempts may exist; if `was_created`, one does."""
-        identifier, report = before.client_transaction_id, await self._find_surely(before, doubted)
-        if report is None and was_created and not self._poller.policy.can_always_query:
-            words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
-            raise NotSentError(words, client_transaction_id=identifier)
+        report = await self._find_surely(before, doubted)
         if report is None:
-            return None
-        newest = await self._poller.asks.ledger.get(identifier)
+            if not was_created or self._poller.policy.can_always_query:
+                return None
+            words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
+            raise NotSentError(words)
+        newest = await self._poller.asks.ledger.get(before.client_transaction_id)
         if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
             return newest  # another process has sent it since, which was found
         if self._poller.confirmer.confirm_first(before, report):
             report = attrs.evolve(report, state="Pendiente")  # until the confirmations have an answer
         reading = verdict(before, report, self._poller.clock.time())
         after = await self._queries.write(before, reading) or before
-        is_paid = after.state is State.ACCEPTED
-        if report.state in ("Pendiente", None):
-            words = "an earlier attempt of this sale waits for the customer"
-            raise CustomerBusyError(words, client_transaction_id=identifier)
-        if report.state == "Cancelado" and self._may_be_approved(after, doubted):
-            words = "an earlier attempt of this sale was created and cancelled; wait until it has expired"
-            raise CustomerBusyError(words, client_transaction_id=identifier)
-        if report.state == "Aceptado" and not is_paid:
+        if after.state is State.ACCEPTED:
+            return after
+        if report.state == "Aceptado":
             words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
-            raise LedgerUnavailableError(words, client_transaction_id=identifier)
-        return after if is_paid else None
+            raise LedgerUnavailableError(words)
+        if report.state == "Cancelado" and not self._may_be_approved(after, doubted):
+            return None
+        words = "an earlier attempt waits for the customer, or may yet be approved; wait until it has expired"
+        raise CustomerBusyError(words)
 
     def _may_be_approved(self, refused: Record, doubted: Sequence[Record]) -> bool:
         """Return whether an attempt may still be approved, so that "Cancelado" is not final (§3).
@@ -143,21 +150,19 @@ class Refusals:
 
     async def _find_surely(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
         """Return what `_find` finds. Raises `NotSentError` where that fails, or under this token proves nothing."""
-        identifier, is_notified = before.client_transaction_id, any(map(attrgetter("notified_at"), doubted))
+        is_notified = any(each.notified_at is not None for each in doubted)
         if is_notified and not _ids_to_query(doubted, self._poller.policy):
-            words = "an earlier attempt may exist: it was notified, and no query can find it"
-            raise NotSentError(words, client_transaction_id=identifier)
+            raise NotSentError("an earlier attempt may exist: it was notified, and no query can find it")
         try:
             report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
             why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
-            words = f"an earlier attempt may exist, and cannot be queried ({why})"
-            raise NotSentError(words, client_transaction_id=identifier) from None
+            raise NotSentError(f"an earlier attempt may exist, and cannot be queried ({why})") from None
         has_trace = report is not None or is_notified
         if has_trace and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
             found = "not found" if report is None else "found"
             words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
-            raise NotSentError(words, client_transaction_id=identifier)
+            raise NotSentError(words)
         return report
 
     async def _find(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
@@ -169,13 +174,10 @@ class Refusals:
         own_source, cancelled = self._queries.source is not None, None
         for kind, candidate_id in _ids_to_query(doubted, self._poller.policy):
             await self._wait_for_turn()
-            ids = TransactionRef(
-                client_transaction_id=identifier,
-                transaction_id=None,
-                candidate_id=candidate_id,
-                kind=kind,
+            query = TransactionRef(
+                client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id, kind=kind
             )
-            report = await self._queries.status(ids)
+            report = await self._queries.status(query)
             queried_id, by_id = None if own_source else candidate_id, candidate_id is not None
             if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
                 continue  # not found, or another's

@@ -113,14 +113,13 @@ class StatusQueries:
             reading = second_reading
         record = ask.record  # of which it was read; the ledger may learn more meanwhile
         try:
-            is_anothers = await self.is_anothers(record, reading.report)
+            if await self.is_anothers(record, reading.report):
+                ask.report = None
+                reading = conflict("a transaction that is another sale's", self._clock.time())
         except LedgerError as error:
             ask.report = None
             self._asks.note_failure(ask, error)
             return None
-        if is_anothers:
-            ask.report = None
-            reading = conflict("a transaction that is another sale's", self._clock.time())
         is_written = await self.write(record, reading, ask) is not None
         ask.is_answered = is_written and reading.is_about_ask
         # Once its customer has answered, also one of a request that was executed late.

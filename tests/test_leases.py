@@ -429,9 +429,10 @@ async def test_a_wait_for_what_another_decided_ends_though_nothing_was_heard_of_
 
 
 async def test_what_a_person_refused_elsewhere_and_is_paid_is_an_alarm(
-    service: FakeService, caplog: pytest.LogCaptureFixture
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process that finds it paid has not heard of the refusal."""
+    monkeypatch.setattr(leases, "RENEW", 60.0)  # nor reads of it between two rounds of real time
     ledger = DeafLedger()
     service.scripts = [lost_answer]
     async with tracking(service, ledger) as deaf, tracking(service, SharedLedger(ledger)) as other:
@@ -447,6 +448,7 @@ async def test_a_correction_is_no_failure_where_its_history_cannot_be_read(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody looks for a fault of ours: the payment is on record, and in the feed."""
+    monkeypatch.setattr(leases, "RENEW", 60.0)
     ledger = DeafLedger()
     service.scripts = [lost_answer]
     async with tracking(service, ledger) as deaf, tracking(service, SharedLedger(ledger)) as other:

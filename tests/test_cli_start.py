@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import shlex
 import subprocess
 import sys
@@ -83,6 +84,17 @@ def test_a_reader_who_has_read_enough_is_told_nothing() -> None:
         assert process.stdout.readline().startswith(b"# ")
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+def test_help_that_nobody_reads_ends_as_any_other_output() -> None:
+    """The library that prints it would exit with 1, which no help names."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "payclient", "ledger"], stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (2, b"")
 
 
 def test_an_interrupt_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:

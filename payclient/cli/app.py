@@ -94,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))
         return 130
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+    # The reader of our output closed it, as `head` does; of a help rich exits then.
+    except (BrokenPipeError, SystemExit):
         return 2
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "

@@ -496,9 +496,14 @@ async def test_an_old_form_that_is_paid_late() -> None:
         # Nobody pays: once no link of it can be paid any more, and the service was asked, a push may be sent.
         assert (await card("b")).status == 200
         prepared = clock.time()
-        while (await pay("b")).status == 409:
+        while b"Pay with the app" not in (await during(clock, shop.show(tracker, "b"))).body:
+            assert clock.time() - prepared < 5000
+            assert (await pay("b")).status == 409
             await clock.advance(100)
         assert 1500 <= clock.time() - prepared < 2000
+        assert (await pay("b")).status == 303
+        # The order's page is about the push, not about the form that nobody paid.
+        assert b"Approve the payment on your phone" in (await during(clock, shop.show(tracker, "b"))).body
         assert (service.counts.created, len(service.forms)) == (1, 2)
 
 

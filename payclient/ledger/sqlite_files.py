@@ -322,10 +322,7 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         connection.execute("COMMIT")
     for each in (path, f"{path}-wal", f"{path}-shm"):
         _tighten(each)
-    with closing(sqlite3.connect(":memory:")) as whole:
-        whole.executescript(STATEMENTS["schema"])
-        if not _parts(connection) >= _parts(whole):
-            raise lacking("a table, a view or a trigger as this release makes it")
+    _check_parts(connection)
     return not is_made
 
 
@@ -345,6 +342,7 @@ def open_to_read(path: str) -> OpenFile:
             undo.callback(_close, connection)
             if not _is_made(connection):
                 raise missing(path)
+            _check_parts(connection)
             return OpenFile(connection, _digest_key(connection), undo.pop_all().close)
     except (OSError, sqlite3.Error) as error:
         # A rollback journal is left of an owner that was killed as it made the ledger.
@@ -386,6 +384,14 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     elif application or version or filled:
         raise ConfigurationError("the ledger's file is another program's SQLite database")
     return filled
+
+
+def _check_parts(connection: sqlite3.Connection) -> None:
+    """Raise `ConfigurationError` where not everything is there as this release makes it."""
+    with closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript(STATEMENTS["schema"])
+        if not _parts(connection) >= _parts(whole):
+            raise lacking("a table, a view or a trigger as this release makes it")
 
 
 def _parts(connection: sqlite3.Connection) -> set[str]:

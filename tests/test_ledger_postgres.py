@@ -659,6 +659,8 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         open_ledger(url),
         match="SELECT on meta, UPDATE on meta, SELECT on transactions, EXECUTE on write",
     )
+    await postgres.execute(new_database, f"REVOKE CONNECT ON DATABASE {new_database} FROM PUBLIC")
+    await error_of(ConfigurationError, open_ledger(url), match="refuses its address")
     await postgres.execute(new_database, "DROP OWNED BY clerk")
     await postgres.execute(new_database, "DROP ROLE clerk")
 

@@ -254,7 +254,11 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
             statement_cache_size=0,
             server_settings={"application_name": "payclient"},
         )
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.InsufficientPrivilegeError,
+    ) as error:
         fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
     except (asyncpg.UndefinedObjectError, asyncpg.DataError, asyncpg.CantChangeRuntimeParamError) as error:
         # asyncpg hands what it does not know itself, such as psycopg's `connect_timeout`, on as a setting.

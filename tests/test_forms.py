@@ -6,6 +6,7 @@ import asyncio
 import gc
 import pickle
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -21,6 +22,7 @@ from fake_service import (
     FakeService,
     Gate,
     Held,
+    alarms,
     answers,
     error_of,
     events_of,
@@ -151,6 +153,28 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) 
         service.pay(first.client_transaction_id, state="Cancelado")
         await service.clock.advance(30)
         assert await several(tracker, 5) == {"P2"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_declined_form_that_is_paid_after_all_is_found(
+    service: FakeService, restarts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another card paid by the same link, and neither a browser nor a notification told of it."""
+    async with AsyncExitStack() as trackers:
+        tracker = await trackers.enter_async_context(tracking(service))
+        form = await tracker.live_form("cart", request)
+        service.pay(form.client_transaction_id, state="Cancelado")
+        await service.clock.advance(30)
+        declined = await pending_of(tracker, form.client_transaction_id)
+        assert declined.outcome.paid is False
+        if restarts:
+            await trackers.aclose()
+            tracker = await trackers.enter_async_context(tracking(service, service.ledger))
+        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+        await service.clock.advance(1300)
+        found = await pending_of(tracker, form.client_transaction_id)
+        assert (found.outcome.paid, found.transaction_id) == (True, 5002)
+    assert alarms(caplog)
 
 
 async def test_live_form_hands_out_none_that_a_query_found_paid(service: FakeService) -> None:

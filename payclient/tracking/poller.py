@@ -160,6 +160,10 @@ class Poller:
         if record.state.paid is False:
             self.recheck(record)
 
+    def is_payable_again(self, record: Record) -> bool:
+        """Return whether the links of a declined form may be paid by another card, which only a query would tell."""
+        return record.kind == "form" and record.state is State.CANCELLED and not self.confirmer.confirms
+
     def plan_form(self, form: ReturnedForm) -> None:
         """Make the next request of a form, or forget it, when that is due; now if it is."""
         due = form.due(self.clock.monotonic())

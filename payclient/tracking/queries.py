@@ -127,6 +127,8 @@ class StatusQueries:
         is_pending = reading.report is not None and reading.report.state == "Pendiente"
         if ask.record.state is State.REFUSED and is_pending and self._clock.monotonic() < late:
             self._poller.recheck(ask.record, after=self._policy.sale_window)
+        if not before.decided and self._poller.is_payable_again(ask.record):
+            self._poller.recheck(ask.record, after=self._policy.links_life)
         return reading.report
 
     async def _query_second(self, ask: Followed, query: TransactionRef, before: State) -> Reading | None:

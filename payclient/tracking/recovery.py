@@ -141,9 +141,15 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
 
 
 async def _recheck(poller: Poller, unpaid: Record) -> None:
-    """Query an unpaid attempt once more where it was notified since; and, if refused as existing, for a late index."""
+    """Query an unpaid attempt once more: now, if it was notified since; later, if a declined form may be paid by
+    another card, or if it was refused as existing and an index lags.
+    """
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
+    # Never later than from now on, however the wall clock was set back between two runs.
+    age = max(poller.clock.time() - decided_at, 0.0)
+    if poller.is_payable_again(unpaid):
+        poller.recheck(unpaid, after=max(poller.policy.links_life - age, 0.0))
     # For most of what is notified and then decided, no history is read.
     came_before = notified_at is None or 0.0 < decided_at - notified_at < DECIDED_BY_IT
     if came_before and not is_refused:
@@ -152,9 +158,7 @@ async def _recheck(poller: Poller, unpaid: Record) -> None:
     # A query that found nothing leaves no event: whether one followed the notification is not known.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         poller.recheck(unpaid)
-    if is_refused and names_existing(history):
-        # Of any attempt. Never later than from now on, however the wall clock was set back between two runs.
-        age = max(poller.clock.time() - decided_at, 0.0)
+    if is_refused and names_existing(history):  # of any attempt
         poller.recheck(unpaid, after=max(poller.policy.absent_after - age, 0.0))
 
 

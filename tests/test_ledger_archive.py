@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import signal
 import sqlite3
@@ -155,6 +156,24 @@ async def test_an_archived_sale_is_queried_where_it_is_notified(
         assert len(service.queried_at) == asked + 1
         assert ("order-17: cancelled, and yet accepted" in caplog.messages) is (state is State.CANCELLED)
         assert (await record_in(ledger)).state is state
+
+
+async def test_an_archived_sale_of_which_the_service_says_nothing_new(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is told to look at it: the service calls it cancelled, as the ledger does."""
+    service = FakeService()
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).state is State.CANCELLED
+    await archive_ledger(url, service.clock.time() + 1, tmp_path / "archive")
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        asked = len(service.queried_at)
+        caplog.clear()
+        outcome = await (await pending_of(tracker)).check()
+        assert (outcome.state, len(service.queried_at)) == (State.CANCELLED, asked + 1)
+        assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 async def test_an_archived_form_that_comes_back_is_what_it_was(url: str, tmp_path: Path) -> None:

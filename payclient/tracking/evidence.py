@@ -191,6 +191,8 @@ def _event_of(record: Record, report: StatusReport, at: float, ends: float | Non
             return Conflicted(at=at, what="pending, though it was refused")
         case State.UNKNOWN, "Pendiente":
             return FoundPending(at=at, transaction_id=found, expires_at=ends)
+        case State.CANCELLED, "Cancelado" if record.archived:
+            return None  # it would say so once more
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
             return FoundCancelled(at=at, transaction_id=found, reason=report.reason)
     return None

@@ -1,5 +1,6 @@
 """`payclient reconcile`: every cent of the ledger and of a statement in exactly one class, and what that decides."""
 
+import asyncio
 import csv
 import datetime
 import json
@@ -21,11 +22,13 @@ from cli_runs import Said
 from payclient.cli import main, terminal
 from payclient.cli.reconcile import Class, Pair, compare
 from payclient.cli.statement import Entry
-from payclient.events import Notified, ReversalPermitted, ReversalRefused
+from payclient.events import Event, FoundAccepted, Notified, ReversalPermitted, ReversalRefused
 from payclient.ledger import Ledger
+from payclient.ledger.postgres import PostgresLedger
 from payclient.lifecycle import Record, State
+from postgres_server import PostgresServer
 from test_cli_ledger import Book, book, listed, person
-from test_ledger import NOW, brought, fresh
+from test_ledger import NOW, brought, fresh, opened
 
 __all__ = ["book", "person"]
 
@@ -431,6 +434,33 @@ def test_a_sale_that_changes_while_a_person_is_asked_is_left_alone(
     assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana"]) == 3
     assert "Ana" not in capfd.readouterr().out
     assert month.get("order-unknown").state == "unknown"
+
+
+def test_a_sale_that_another_process_decides_first_is_left_alone(
+    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Said
+) -> None:
+    """Right before a person's word is written; the other sales that the statement lists are decided all the same."""
+    url, apply = postgres.url(new_database), PostgresLedger.apply
+    monkeypatch.setenv("PAYCLIENT_LEDGER", url)
+
+    async def fill() -> None:
+        async with opened(url) as ledger:
+            for name in ("order-1", "order-2"):
+                await brought(ledger, State.UNKNOWN, name)
+
+    async def late(self: PostgresLedger, record: Record, event: Event) -> Record:
+        monkeypatch.setattr(PostgresLedger, "apply", apply)
+        async with opened(url) as other:
+            await other.apply(record, FoundAccepted(at=NOW + 90, transaction_id=7))
+        return await self.apply(record, event)
+
+    asyncio.run(fill())
+    file = statement(tmp_path / "enero.csv", *(f"order-{n};1/1;11,50;Aceptado" for n in (1, 2)))
+    monkeypatch.setattr(PostgresLedger, "apply", late)
+    assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana", "--yes"]) == 0
+    assert "1 sale paid from now on" in capfd.readouterr().err
+    rows = asyncio.run(postgres.execute(new_database, "SELECT state, evidence FROM payclient.records"))
+    assert sorted(map(tuple, rows)) == [("accepted", "listed"), ("accepted", "query")]
 
 
 def test_options_that_do_not_fit_are_refused(month: Book, tmp_path: Path, capfd: Said) -> None:

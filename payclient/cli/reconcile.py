@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from enum import StrEnum
 from functools import cached_property
@@ -25,7 +26,7 @@ from payclient.cli.settings import Day, LedgerUrl, Profile, Yes
 from payclient.cli.statement import Entry, StatementOptions, read_statement
 from payclient.cli.tables import read_report, table_bytes
 from payclient.cli.texts import counted, label, text
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Listed
 from payclient.lifecycle import Record, State
 from payclient.profile import find_profile
@@ -291,8 +292,9 @@ async def _decide(url: str | None, pairs: Iterable[Pair], actor: str, statement:
             if seen is not None and await book.get(seen.client_transaction_id) == seen:
                 number = "" if entry.transaction_id is None else f", transaction {entry.transaction_id}"
                 reason = f"{statement}, line {entry.line}{number}"
-                await book.apply(seen, Listed(at=time.time(), actor=actor, reason=reason))
-                done += 1
+                with suppress(TransitionError):  # another process has decided it first
+                    await book.apply(seen, Listed(at=time.time(), actor=actor, reason=reason))
+                    done += 1
     return done
 
 

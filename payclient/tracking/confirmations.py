@@ -279,7 +279,7 @@ class Confirmer:
 
         Another process may be confirming that one. Both are on record by now, so that each process sees the other's.
         """
-        first = None if current.transaction_id is None else form.begin_in_doubt(self._clock.monotonic())
+        first = None if current.is_query else form.begin_in_doubt(self._clock.monotonic())
         if first is None or first is current:
             return current
         first.tries, first.on_record = first.tries + 1, True
@@ -289,20 +289,19 @@ class Confirmer:
         """End a request by `ReturnedForm.end_request`, and plan when the form is looked at again, or forgotten."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         given_up = form.end_request(current, now, stage, wait)
-        is_confirmation = current.transaction_id is not None  # else a query
-        if given_up and is_confirmation:
+        if given_up and not current.is_query:
             identifier = record.client_transaction_id
             log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
         # A confirmation was carried out, or may have been: query until there is an answer; at least for a window, since
         # the wall clock, by which the form's links are dead, may have been set forward.
-        may_be_paid = given_up and (is_confirmation or self._clock.time() < policy.closed_until(record))
+        may_be_paid = given_up and (not current.is_query or self._clock.time() < policy.closed_until(record))
         polling_ended = record.state in (State.CANCELLED, State.EXPIRED)
         if polling_ended and (may_be_paid or current.stage is Stage.NAMELESS):
             form.begin(None, now)
         self._poller.plan_form(form)
 
     async def _try(self, form: ReturnedForm, current: Confirmation) -> Stage:
-        """Confirm an id, or query a form that came back cancelled. Return to which stage that brings the id."""
+        """Confirm an id, or make the status query. Return to which stage that brings the id."""
         record, transaction_id = form.record, current.transaction_id
         if transaction_id is None:
             return Stage.SETTLED if await self._query(form) else Stage.IN_DOUBT

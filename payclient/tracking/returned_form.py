@@ -64,7 +64,7 @@ _MAY_BE_PAID = (Stage.ARRIVED, Stage.IN_DOUBT, Stage.REFUSED, Stage.NAMELESS)
 
 @attrs.define(eq=False)
 class Confirmation:
-    """One id to confirm; None: the browser came back cancelled, and a query shows whether the form was paid."""
+    """One id to confirm; None: a status query, which shows whether the form was paid."""
 
     transaction_id: int | None
     begun: float
@@ -80,6 +80,11 @@ class Confirmation:
     on_record: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it stands for a status query, and confirms nothing."""
+        return self.transaction_id is None
 
     @property
     def is_open(self) -> bool:
@@ -172,7 +177,7 @@ class ReturnedForm(Scheduled):
 
         `at` is the time `now` in UTC seconds.
         """
-        begun = [at - (now - each.begun) for each in self.all_open() if each.transaction_id is not None]
+        begun = [at - (now - each.begun) for each in self.all_open() if not each.is_query]
         if begun and self.record.notified_at is not None:
             # After a restart the confirmation has a new begin here; the service counts on from the old one.
             begun.append(self.record.notified_at)
@@ -218,9 +223,9 @@ class ReturnedForm(Scheduled):
         The first id in doubt comes before the others: a form has only one confirmed payment.
         """
         waiting = [each for each in self.all_open() if each.stage is not Stage.ARRIVED]
-        in_doubt = (each for each in waiting if each.transaction_id and each.stage is Stage.IN_DOUBT)
+        in_doubt = (each for each in waiting if each.stage is Stage.IN_DOUBT and not each.is_query)
         if (first := next(in_doubt, None)) is not None:
-            waiting = [each for each in waiting if each is first or each.transaction_id is None]
+            waiting = [each for each in waiting if each is first or each.is_query]
         return min(waiting, key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def end_request(self, current: Confirmation, now: float, stage: Stage, wait: float = 0.0) -> bool:
@@ -236,7 +241,7 @@ class ReturnedForm(Scheduled):
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)
         current.stage = stage
         # The other ids wait for one that is in doubt (`_next`): all are given up together, after the last window.
-        is_waited_for = stage is Stage.IN_DOUBT and current.transaction_id is not None
+        is_waited_for = stage is Stage.IN_DOUBT and not current.is_query
         together = self.all_open() if is_waited_for else [current]
         is_given_up = current.is_open and all(now - each.begun > self.window for each in together)
         if is_given_up:

@@ -192,7 +192,7 @@ def _event_of(record: Record, report: StatusReport, at: float, ends: float | Non
         case State.UNKNOWN, "Pendiente":
             return FoundPending(at=at, transaction_id=found, expires_at=ends)
         case State.CANCELLED, "Cancelado" if record.archived:
-            return None  # it would say so once more
+            return None  # nothing new, and an archived attempt takes no more events
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
             return FoundCancelled(at=at, transaction_id=found, reason=report.reason)
     return None
@@ -250,14 +250,14 @@ class AnswerReader:
     def _may_be_of_another_account(self, report: StatusReport) -> bool:
         """Return whether a report that would decide may be about another account's order of the same id and amount.
 
-        A payment of a form that is to be confirmed is pending here.
+        A form's payment that must be confirmed first is "Pendiente" by now (`StatusQueries.take`), and decides nothing.
         """
         record = self.ask.record
         would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
         # A query by client transaction id alone may find another account's: the number in its report ties it.
         is_numbered = bool(found_ids(report)) or self.policy.by_transaction_id
-        is_tied = (record.transaction_id is not None and is_numbered) or not record.credentials
-        return would_decide and not is_tied and not self._can_see()
+        is_tied = record.transaction_id is not None and is_numbered
+        return would_decide and not is_tied and bool(record.credentials) and not self._can_see()
 
     def _can_see(self) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
@@ -338,7 +338,7 @@ class AnswerReader:
         ask, now, can_see = self.ask, self.now, self._can_see()
         ask.report = None
         if ask.record.kind == "form":
-            return Reading(is_about_ask=can_see)  # a form that nobody has paid yet may well be not found
+            return Reading(is_about_ask=can_see)  # an answer: a form that nobody has paid may be unlisted
         reading = Reading(warning=None if can_see else UNDER_ANOTHER)
         if not may_be_absent(ask.record):
             # A sale that was created, and is not found for longer than is tolerated, is one event.
@@ -377,7 +377,10 @@ class AnswerReader:
 
 
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
-    """Return what a report of a form that came back means; None: nobody paid it. Without events: no verdict yet."""
+    """Return what a report of a form that came back means; None: "not found", so that nobody paid it.
+
+    The report answers a confirmation or a status query. A reading without events is no verdict yet.
+    """
     if report is None:
         return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):

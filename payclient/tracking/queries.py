@@ -278,8 +278,9 @@ class StatusQueries:
             return  # nobody else has written anything: `reading` has the alarm
         with suppress(LedgerError):  # the feed has the correction all the same
             history = await history_of(self._asks.ledger, after)
-            found = (each.before for each in history if each.event == FoundAccepted.__name__)
-            alarm = ALARMS.get((next(found, None), "Aceptado"))
+            states_before = (each.before for each in history if each.event == FoundAccepted.__name__)
+            state_before = next(states_before, None)
+            alarm = ALARMS.get((state_before, "Aceptado"))
             if alarm is not None and alarm not in reading.alarms:
                 _alarm(after, [alarm])
 

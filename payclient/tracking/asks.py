@@ -170,7 +170,7 @@ class OpenAsks:
         if expires_at is None:
             expires_at = record.created_at + self.policy.sale_window
         if abs(wall - now - self._wall_ahead) > MOST_JUMP:
-            self.policy.clocks_agree = False  # it jumped since it was compared
+            self.policy.clocks_agree = False  # it jumped since the tracker was opened
         # Never later than a whole life from now, however the wall clock jumped between two runs.
         ends = min(now + expires_at - wall, now + self.policy.longest_life[record.kind])
         return ends - (expires_at - record.created_at), ends
@@ -216,7 +216,7 @@ class OpenAsks:
             return
         is_unsettled = self.policy.can_query and awaits_last_query(ask.record)
         if is_unsettled or (ask.record.kind == "form" and customer_acted(ask.record)):
-            seconds = 0.0  # any process queries or confirms it where this one ends
+            seconds = 0.0  # not put off: if this process ends, another one soon queries or confirms it
         elif not self.policy.can_query:  # another process may query it: after an upgrade, say
             seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
         self.leases.defer(ask.record.client_transaction_id, seconds)
@@ -230,8 +230,8 @@ class OpenAsks:
     async def apply(self, ask: Followed, event: Event, seen: Record | None = None) -> bool:
         """Write an event, end the waits of a decided ask, and return whether the ledger took the event.
 
-        An event that the ledger did not take counts for nothing, so the ask is queried again. `seen`: the record that
-        the event was made of; None: the newest.
+        An event that the ledger did not take leaves the ask unanswered, so that it is queried again. `seen`: the record
+        that the event was made of; None: the newest.
         """
         try:
             return await self._apply(ask, event, seen)
@@ -259,7 +259,7 @@ class OpenAsks:
             newest = await self.ledger.apply(seen or ask.record, event)
         except TransitionError:
             if await self.reread(ask) or ask.record is not before:
-                return False  # the newer record may not need the event
+                return False  # newer by this read, or by another task: it may not need the event
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             await self.late.write_earlier(identifier)
             if ask.record is before and not await self.late.write_lost(before):

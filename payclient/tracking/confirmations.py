@@ -158,7 +158,7 @@ class Confirmer:
             return False
         if was_confirmed:
             self._poller.recheck(form.record, after=2 * self._window)
-        elif transaction_id is not None:
+        elif transaction_id is not None:  # a payment without an id cannot be confirmed, and is queried again
             self._plan(form, transaction_id)
         return True
 

@@ -146,8 +146,8 @@ class LateWrites:
                 del self.kept[client_transaction_id]
 
     async def write_lost(self, record: Record) -> bool:
-        """Write the end of an attempt's POST once more where the ledger had it and has not, as after a failover; return
-        whether that was so. Until then the ledger takes nothing that a query finds.
+        """Write the end of an attempt's POST once more where a failover made the ledger forget that end, and return
+        whether it had. Until then the ledger takes nothing that a query finds.
         """
         known = await self._ledger.get(record.client_transaction_id)
         if self.note_lost_permit(record, known) or known is None or known.state is not State.SENDING:

@@ -262,9 +262,10 @@ class Leases:
             if ask is not None:
                 self._changed.add(client_transaction_id)
             if client_transaction_id in self.ours and (ask is None or ask.record.kind == "form"):
-                self._to_take_over.add(client_transaction_id)  # a form came back, whose process may die
-                if ask is None:  # else `OpenAsks.update` does it
-                    self.defer(client_transaction_id, 0.0)  # its lease may have been put off since
+                # A form may have come back to another process, which may die before it confirms the form.
+                self._to_take_over.add(client_transaction_id)
+                if ask is None:  # `OpenAsks.update` does the same for an ask that is followed
+                    self.defer(client_transaction_id, 0.0)  # no longer put off
         is_idle = self._reading is None or self._reading.done()
         if self._changed and is_idle and not self._asks.closed:
             self._reading = start(self._read(), self._tasks)

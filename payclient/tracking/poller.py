@@ -138,12 +138,12 @@ class Poller:
         newest = self.asks.find(record.client_transaction_id)
         if newest is not None and newest.record.attempt > record.attempt:
             return  # a newer attempt has been sent since
-        ask = self.asks.follow(record)  # an open one leaves the index as it takes the decision
+        ask = self.asks.follow(record)  # an open ask that learns its decision here leaves the index
         if ask is None or not self.asks.has(ask):
             ask = self.asks.add(record)
         if after is not None:
             due = self.clock.monotonic() + after
-            # A later one stays: a list that lags has surely caught up by then.
+            # The later of two times stays: by then a list that lags has surely caught up.
             ask.recheck_at = due if ask.recheck_at == math.inf else max(ask.recheck_at, due)
             if not ask.is_planned:
                 self.asks.due.put(ask, ask.recheck_at)

@@ -92,10 +92,10 @@ async def _withdraw(poller: Poller, record: Record) -> Known:
         is_undone = await _is_undone(poller, record, is_reversal=False)
     except (NotCancellableError, OutcomeUnknownError):
         is_undone = False
-    # A query by client transaction id settles the ids that were named, too: it finds no other transaction. Where the
-    # service has no such query, each of them has a query of its own.
-    are_settled = poller.policy.by_client_id or not poller.policy.can_query
-    if is_undone and (are_settled or not record.candidate_ids):
+    # A query by client transaction id has found no other transaction. Where only transaction ids can be queried, those
+    # that were named are queried first. Where nothing can be queried, the answer is all that will ever come.
+    are_queried_first = poller.policy.can_query and not poller.policy.by_client_id
+    if is_undone and not (are_queried_first and record.candidate_ids):
         return await poller.asks.write(record, Withdrawn(at=poller.clock.time())), None
     return await _check_anew(poller, record)
 

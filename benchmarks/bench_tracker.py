@@ -105,7 +105,7 @@ async def waits_for(records: list[Record]) -> dict[str, tuple[asyncio.Event, asy
 async def cpu(count: int, rounds: int) -> None:
     """Add and decide one sale, while so many others are pending."""
     batch, clock = 10_000, LoopClock()
-    clock.settle()
+    clock.use_running_loop()
     sales = polling(clock, Forgetful(), Fixed(1e6))
     for record in pending_sales(count):
         sales.asks.follow(record)

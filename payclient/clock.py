@@ -66,7 +66,7 @@ class SystemClock:
 class LoopClock(SystemClock):
     """A `SystemClock` for one loop: in CPython 3.11 each look for the running loop is a system call."""
 
-    def settle(self) -> None:
+    def use_running_loop(self) -> None:
         """Take the time from the loop that runs now, from now on."""
         # The loop's own method, without a call of ours around it.
         vars(self)["monotonic"] = asyncio.get_running_loop().time

@@ -131,7 +131,7 @@ class Tracker:
         if self._poller.asks.is_open or self._poller.asks.closed:
             raise UsageError("this tracker is opened or closed already; make another")
         if isinstance(self._clock, LoopClock):
-            self._clock.settle()
+            self._clock.use_running_loop()
         if not self._poller.policy.can_query:
             words = (
                 "no status source: the profile names no status query, so that `paid` can never become True, and a wait "

@@ -163,7 +163,7 @@ def _begin_fork() -> None:
 def _end_fork() -> None:
     while _at_fork:
         _at_fork.pop().release()
-    # The fork did not take it where another thread loaded this module amid the fork, or Ctrl-C ended the wait.
+    # The lock is free where another thread loaded this module amid the fork, or where Ctrl-C ended the wait for it.
     with suppress(RuntimeError):
         _forking.release()
 

@@ -334,8 +334,8 @@ class Tracker:
         actor, reason = actor.strip(), reason.strip()
         if not actor or not reason:
             raise UsageError("actor and reason must not be empty; nothing was changed")
-        is_known = _may_be_known(client_transaction_id)
-        record = await self._read(client_transaction_id) if is_known else None
+        can_be_read = _may_be_known(client_transaction_id)
+        record = await self._read(client_transaction_id) if can_be_read else None
         if record is None:
             words = "this ledger has no such ask; nothing was changed"
             raise UsageError(words, client_transaction_id=client_transaction_id)

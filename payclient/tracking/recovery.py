@@ -71,7 +71,7 @@ def names_existing(history: Iterable[Change]) -> bool:
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     """Return the transaction ids that were named to this attempt since its last decision, the newest first.
 
-    A person's word that it is paid confirms none. None: the browser came back cancelled.
+    A person's decision that it is paid is passed over: it confirms none. None among them: a cancelled return.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
     for change in await history_of(ledger, record):
@@ -150,9 +150,9 @@ async def _recheck(poller: Poller, unpaid: Record) -> None:
     age = max(poller.clock.time() - decided_at, 0.0)
     if poller.is_payable_again(unpaid):
         poller.recheck(unpaid, after=max(poller.policy.links_life - age, 0.0))
-    # For most of what is notified and then decided, no history is read.
-    came_before = notified_at is None or 0.0 < decided_at - notified_at < DECIDED_BY_IT
-    if came_before and not is_refused:
+    # A notification shortly before the decision led to it: no history is read for those, which are most.
+    may_be_notified_since = notified_at is not None and not 0.0 < decided_at - notified_at < DECIDED_BY_IT
+    if not (may_be_notified_since or is_refused):
         return
     history = await poller.asks.ledger.history(unpaid.client_transaction_id)
     # A query that found nothing leaves no event: whether one followed the notification is not known.

@@ -307,7 +307,7 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
 
     Return whether the ledger was made.
     """
-    _set(connection, *_SETTINGS[0])
+    _set(connection, *_SETTINGS[0])  # of this connection: no byte of the file changes
     # Read before anything is changed: a file that is not ours stays as it was.
     is_made = _is_made(connection)
     if not is_made and not create:

@@ -29,7 +29,7 @@ class Arrivals:
         record = await self._ledger.get(notification.client_transaction_id) if ask is None else ask.record
         if record is None:
             return Receipt.UNMATCHED
-        if record.archived:  # it takes no more events: the query says in the log what the ledger cannot take
+        if record.archived:  # takes no more events: what the query finds is only logged
             if self._once_a_second():
                 self._poller.recheck(record)
             return Receipt.LATE

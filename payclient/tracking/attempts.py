@@ -252,7 +252,7 @@ class Attempts:
         return known
 
     async def _check_free(self, attempt: Attempt, asks: list[Record]) -> None:
-        """Raise where the purchase is paid or open, so that it costs no connection.
+        """Raise where the purchase is paid or open, before anything connects.
 
         An ask that ended unpaid, and may exist all the same, is queried first. Raises `PermitDeniedError` where that is
         the earlier attempt of the same id.

@@ -230,14 +230,14 @@ class Forms:
             words = "the ledger has lost the form, as by a failover, and would know of no payment; prepare another form"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.
-        form = self._know(identifier, attempt.result, attempt.record.created_at).form
+        form = self._remember(identifier, attempt.result, attempt.record.created_at).form
         if not form.is_live(self._clock.time()):
             words = "the process stood still until the links were no longer safe to hand out; prepare another form"
             raise OutcomeUnknownError(words, client_transaction_id=identifier)
         return form
 
-    def _know(self, identifier: str, result: PrepareResult, prepared_at: float) -> KnownForm:
-        """Make the form of an id known unless one is, and return the known one. The oldest are dropped once dead."""
+    def _remember(self, identifier: str, result: PrepareResult, prepared_at: float) -> KnownForm:
+        """Keep the form of an id in memory unless one is, and return the kept one. The oldest are dropped once dead."""
         now = self._clock.time()
         while self._known and not self._known[oldest := next(iter(self._known))].form.is_live(now):
             del self._known[oldest]
@@ -318,7 +318,7 @@ class Forms:
                 result = PrepareResult(
                     payment_id=kept["payment_id"], links=FormLinks(kept["links"]), wallet_link_field=field
                 )
-                known = self._know(identifier, result, each.created_at)
+                known = self._remember(identifier, result, each.created_at)
             if known is not None and known.is_live(self._clock, margin):
                 return known.form
         return None

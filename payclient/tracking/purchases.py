@@ -82,7 +82,7 @@ def find_holder(poller: Poller, asks: Sequence[Record], *, beside_open_form: boo
 
 
 def _may_yet_be_paid(poller: Poller, ask: Record) -> bool:
-    """Return whether an ask that the ledger does not keep open may yet turn out to be paid.
+    """Return whether an ask may yet turn out to be paid that does not hold its purchase in the ledger any more.
 
     Its customer acted, and no query finds it; or it is a form, and queries or confirmations of it go on.
     """

@@ -383,7 +383,7 @@ class Policy:
         Counts a query of the series after a notification in `notified_queries`.
         """
         record, expires = ask.record, ask.expires
-        can_query = self.can_find(record)
+        can_find = self.can_find(record)
         if record.state.decided:
             return max(ask.queried_at + self.least_gap * backoff(ask), now)
         if ask.followed_elsewhere:
@@ -391,9 +391,9 @@ class Policy:
         is_notified = record.notified_at is not None and record.state is PENDING
         if ask.queried_at == NEVER and is_notified and not ask.waits_over:
             # Notified before the answer to our POST: the series of queries after a notification begins.
-            ask.notified_queries, ask.waits_over = 0, not can_query
-            return AT_ONCE if can_query else expires
-        if not can_query:
+            ask.notified_queries, ask.waits_over = 0, not can_find
+            return AT_ONCE if can_find else expires
+        if not can_find:
             # At the expiry, and once later for a late notification.
             end = expires if ask.waits_over else expires + LATE_NOTIFICATION * self.scale
             if now < end:

@@ -178,7 +178,8 @@ class Refusals:
                 client_transaction_id=identifier, transaction_id=None, candidate_id=candidate_id, kind=kind
             )
             report = await self._queries.status(query)
-            queried_id, by_id = None if own_source else candidate_id, candidate_id is not None
+            by_id = candidate_id is not None
+            queried_id = None if own_source else candidate_id  # a user's own source may query by our id
             if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
                 continue  # not found, or another's
             # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.

@@ -104,7 +104,7 @@ class PostgresDatabase:
                     unique = f"payclient_{secrets.token_hex(8)}"
                     self._prepared[name] = await self.connection.prepare(sql, name=unique, timeout=ANSWERING)
                 rows: list[Any] = await self._prepared[name].fetch(*parameters, timeout=ANSWERING)
-            except _UNPREPARED:
+            except _UNPREPARED:  # nothing was carried out
                 self._prepared = None
             else:
                 return rows
@@ -151,7 +151,7 @@ class PostgresWriter(Writer):
 
     async def aclose(self) -> None:
         self.stop()
-        if asyncio.get_running_loop() is self.loop:
+        if asyncio.get_running_loop() is self.loop:  # a task of another loop cannot be awaited
             await asyncio.wait([self.task], timeout=CLOSING)
             self.task.cancel()
 

@@ -114,7 +114,7 @@ class StoredLedger(Ledger):
         write = Write(record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
             write.prepare(event, record, advance(record, event))
-        except TransitionError:  # the ledger's record may be newer, and take the event
+        except TransitionError:  # the writer reads the ledger's record, which may be newer and take the event
             pass
         after: Record = await self._submit(write)
         return after

@@ -77,7 +77,7 @@ def find_holder(poller: Poller, asks: Sequence[Record], *, beside_open_form: boo
     """
     if holder := purchase_holder(asks, poller.clock.time(), beside_open_form=beside_open_form):
         return holder
-    counted = (each for each in asks if each.kind == "sale" or not beside_open_form)
+    counted = [each for each in asks if each.kind == "sale"] if beside_open_form else asks
     return next((each for each in counted if _may_yet_be_paid(poller, each)), None)
 
 

@@ -692,7 +692,30 @@ def test_a_spreadsheet_that_would_fill_the_memory_is_refused(tmp_path: Path) -> 
         for _ in range(257):
             file.write(bytes(1 << 20))
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(InvalidRequestError, match="is larger than 256 MB: split the file"):
+    with pytest.raises(InvalidRequestError, match="unpacks to more than 256 MB: copy the rows alone"):
+        read_file(path, TYPED)
+
+
+def test_a_sheet_that_is_not_read_may_be_of_any_size(tmp_path: Path) -> None:
+    """A hidden sheet, of the lists of a program perhaps, takes no memory; nor does a chart beside the rows."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5])
+    book = openpyxl.load_workbook(path)
+    book.create_chartsheet("chart")
+    lists = book.create_sheet("lists")
+    lists["XFD1048576"], lists.sheet_state = " ", "hidden"
+    book.save(path)
+    assert read_file(path, TYPED).requests
+
+
+@pytest.mark.parametrize("at", [0, 8], ids=["content", "method"])
+def test_a_sheet_that_cannot_be_unpacked_is_refused(tmp_path: Path, at: int) -> None:
+    """A half-copied download, or a part packed in another way: bad input, and no traceback."""
+    path, part = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5]), b"xl/worksheets/sheet1.xml"
+    raw = bytearray(path.read_bytes())
+    begin = raw.index(part) + len(part) if at == 0 else raw.rindex(part) - 46 + 10
+    raw[begin : begin + 2] = bytes([93, 0]) if at else bytes([255, 255])
+    path.write_bytes(raw)
+    with pytest.raises(InvalidRequestError, match="cannot be read as a spreadsheet"):
         read_file(path, TYPED)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import CellError, RowError
 from payclient.rows.format import AMOUNTS, KEY, Layout, plain
-from payclient.rows.sheets import check_size, mark_faults
+from payclient.rows.sheets import check_size, check_tables, mark_faults
 from payclient.validation import read_regular
 
 #: All of a file is held in memory.
@@ -40,7 +41,10 @@ _FOREIGN = re.compile(
 )
 
 #: The errors of a spreadsheet that is damaged, or otherwise not as Excel writes it.
-_UNREADABLE = CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, zipfile.BadZipFile
+_UNREADABLE = (
+    CalamineError, OSError, ValueError, LookupError, SyntaxError, StopIteration, RuntimeError, EOFError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 #: A quote opens in one row and closes in another. Each is right by itself, and the rows between would be lost.
 _SWALLOWED = "has a cell that holds other lines: is a quote not closed?"
@@ -276,6 +280,7 @@ def _read_sheet(raw: bytes, form: Layout) -> Records:
     check_size(raw, MAX_BYTES)
     with CalamineWorkbook.from_filelike(io.BytesIO(raw)) as book:
         shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
+        check_tables(raw, shown)
         sheets = {each: book.get_sheet_by_name(each) for each in shown}
         filled: dict[str, list[list[Any]]] = {
             each: sheet.to_python(skip_empty_area=False) for each, sheet in sheets.items() if sheet.height

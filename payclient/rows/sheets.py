@@ -37,19 +37,27 @@ _OPEN_DOCUMENT = {
 MAX_CELLS = 20_000_000
 
 #: The column and the line of a cell with content, in a sheet of an .xlsx file.
-_PLACE = re.compile(rb'<(?:\w+:)?c\b[^<>]*?\sr="([A-Z]+)([0-9]+)"[^<>]*[^/<>]>')
+_PLACE = re.compile(rb'\sr="([A-Z]+)([0-9]+)"[^<>]*+(?<!/)>')
 
 
 def check_size(raw: bytes, most: int) -> None:
-    """Raise `InvalidRequestError` for a spreadsheet that unpacks to more bytes than `most`, or has too large a table.
+    """Raise `InvalidRequestError` for a spreadsheet that unpacks to more bytes than `most`."""
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        if sum(each.file_size for each in archive.infolist()) > most:
+            raise InvalidRequestError(
+                f"unpacks to more than {most >> 20} MB: copy the rows alone to a new file"
+            )
+
+
+def check_tables(raw: bytes, sheets: Iterable[str]) -> None:
+    """Raise `InvalidRequestError` for an .xlsx file with too large a table in one of the sheets.
 
     One blank in the last cell of a sheet makes a table of 400 GB, by which the program would be killed.
     """
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        if sum(each.file_size for each in archive.infolist()) > most:
-            raise InvalidRequestError(f"is larger than {most >> 20} MB: split the file")
-        for name in filter(re.compile("xl/worksheets/[^/]+").fullmatch, archive.namelist()):
-            columns, lines = map(set, zip(*_PLACE.findall(archive.read(name)) or [(b"A", b"1")], strict=True))
+        for name in () if "content.xml" in archive.namelist() else sheets:
+            places = _PLACE.findall(_sheet_xml(archive, name)) or [(b"A", b"1")]
+            columns, lines = map(set, zip(*places, strict=True))
             column, line = max(columns, key=lambda each: (len(each), each)), max(map(int, lines))
             width = sum((letter - 64) * 26**place for place, letter in enumerate(reversed(column)))
             if line * width > MAX_CELLS:

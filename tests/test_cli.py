@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from cli_runs import (
 )
 from payclient import sync
 from payclient.cli import main
+from payclient.ledger.sqlite import SqliteDatabase
 from payclient.simulator import Fault
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -59,6 +61,25 @@ def test_rows_of_one_purchase_are_charged_once(willing: Service, tmp_path: Path,
     assert "Another charge of the same purchase is paid" in (tmp_path / "report.html").read_text()
     plan = charge(willing, file, "--map", "purchase=pedido", "--dry-run")
     assert "2 accepted, 1 already paid to send nothing" in plan.out
+    # A row without a purchase is for the one of its key.
+    assert "2 already paid to send nothing" in charge(willing, rows_of("order", 2), "--dry-run").out
+
+
+def test_a_plan_reads_the_purchases_of_many_rows_at_once(
+    willing: Service, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one query for each row, a file of 50,000 would be planned for minutes, from a database far away."""
+    rows = [row | {"purchase": f"cart-{number}"} for number, row in enumerate(rows_of("many", 90))]
+    assert charge(willing, rows[:1]).code == 0
+    reads, look_up = [], SqliteDatabase.look_up
+
+    async def counted(self: SqliteDatabase, *sought: Any) -> Any:
+        reads.append(sought)
+        return await look_up(self, *sought)
+
+    monkeypatch.setattr(SqliteDatabase, "look_up", counted)
+    assert charge(willing, rows, "--dry-run").code == 0
+    assert len(reads) < 9
 
 
 def test_a_purchase_that_is_open_is_called_so(silent: Service, charge: Charge) -> None:

@@ -1,5 +1,6 @@
 """The plan of a run, shown before anything is sent: rows, money, customers, the ledger's rows, the time it takes."""
 
+import asyncio
 import re
 import time
 from collections import Counter
@@ -107,13 +108,16 @@ async def _known(
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
         found = await book.get_many([*chunk])
+        purchases = {key: row.purchase or key for key, row in chunk.items() if key not in found}
+        # All at once, which the ledger reads by one query.
+        asks = dict(zip(purchases, await asyncio.gather(*map(book.asks, purchases.values())), strict=True))
         for key, row in chunk.items():
             request, record = row.request, found.get(key)
             charge = lane_digest(request, book.digest_key), request.amount, request.currency
             if record is None:
                 changed[key] = charge
                 # Not sent either: another row or file, or the shop, collected what this one is for.
-                if row.purchase and Purchase.of(row.purchase, await book.asks(row.purchase)).paid:
+                if Purchase.of(purchases[key], asks[key]).paid:
                     known.labels[key] = ALREADY_PAID
                 continue
             digest = content_digest(encode_sale(request, profile).body, book.digest_key)

@@ -149,6 +149,18 @@ async def test_a_schema_that_was_renamed(postgres: PostgresServer, new_database:
     await error_of(ConfigurationError, open_ledger(f"{url}?schema=shop-2"), match="it: asks, check_change")
 
 
+async def test_a_dump_that_went_through_windows(postgres: PostgresServer, new_database: str) -> None:
+    """Its functions have other line ends, and the same rules: it is opened as before."""
+    url = postgres.url(new_database)
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+    made = "SELECT pg_get_functiondef(oid) AS sql FROM pg_proc WHERE pronamespace = 'payclient'::regnamespace"
+    for row in await postgres.execute(new_database, made):
+        await postgres.execute(new_database, row["sql"].replace("\n", "\r\n"))
+    async with opened(url) as ledger:
+        assert not await ledger.permit(fresh())
+
+
 async def test_a_sequence_that_was_set_right(postgres: PostgresServer, new_database: str) -> None:
     """As `setval(max + 1, false)` or RESTART sets it: the next number is a new one, though none was given since."""
     url = postgres.url(new_database)

@@ -331,13 +331,13 @@ SELECT count(n.oid) > 0, count(c.oid) FILTER (WHERE relname = 'meta') > 0, count
 FROM pg_namespace AS n LEFT JOIN pg_class AS c ON relnamespace = n.oid WHERE nspname = $1
 
 -- Tables, views, indices, functions, and guards that fire. What a crash of the server empties does not count, nor a
--- sequence whose numbers a session keeps for later, nor a function with another text: it decides by the rules of another
--- release, or names the schema as it was before that was renamed.
+-- sequence whose numbers a session keeps for later, nor a function with another text, but for its line ends: it decides by
+-- the rules of another release, or names the schema as it was before that was renamed.
 -- name: names
 SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
     AND relpersistence = 'p' AND NOT EXISTS (SELECT FROM pg_sequence WHERE seqrelid = c.oid AND seqcache > 1)
 UNION ALL SELECT proname FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = $1
-    AND prosrc = ANY($2::text[])
+    AND replace(prosrc, chr(13), '') = ANY($2::text[])
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
     JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
     AND tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)

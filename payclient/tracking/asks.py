@@ -102,7 +102,7 @@ class OpenAsks:
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called with each form once it is decided: its links are dead.
         self.on_form_decided: list[Callable[[Record], object]] = []
-        #: Called with an attempt that was named, or notified, before the end of its POST was written.
+        #: Called with an attempt to which a transaction was named before the end of its POST was written.
         self.on_named: Callable[[Record], object] = lambda record: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open: bool = False
@@ -363,8 +363,7 @@ class OpenAsks:
         elif self.leases is not None and not record.state.decided:
             # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
             self.leases.defer(record.client_transaction_id, A_YEAR if record.notified_at is None else 0.0)
-        is_named = bool(record.candidate_ids) or record.notified_at is not None
-        if is_named and before is not None and before.state is State.SENDING:
+        if record.candidate_ids and before is not None and before.state is State.SENDING:
             self.on_named(record)
 
     def _end_follow_up(self, record: Record) -> None:

@@ -651,10 +651,13 @@ async def test_another_payment_decides_nothing(service: FakeService, changes: di
     assert "Conflicted" in await events_of(service.ledger, "form-1")
 
 
-async def test_a_payment_that_is_not_ours_is_confirmed_once(service: FakeService) -> None:
-    """The answer said so, and stands in the way of no later payment of the form."""
+async def test_a_payment_that_is_not_ours_is_confirmed_once(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer said so, which the log calls no status, and stands in the way of no later payment of the form."""
     async with prepared(service, BLIND) as tracker:
         await tracker.returned(service.pay("form-1", 5001, amount=1))
+        assert "form-1: a report is not ours: amount 1" in caplog.messages
         assert (await passing(service, tracker.returned(service.pay("form-1", 5002)))).paid is True
     assert service.confirms == {5001: 1, 5002: 1}
 

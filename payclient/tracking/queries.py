@@ -246,7 +246,7 @@ class StatusQueries:
         if reading.conflict is not None:
             # Of what is not followed, only what is read of a form has a conflict.
             name = "confirmation_conflicted" if ask is None else "status_conflicted"
-            what = "a status report is not ours: %s"
+            what = "a report is not ours: %s"
             log("error", name, record.client_transaction_id, what, reading.conflict)
         after = record
         for event in reading.events:

@@ -37,7 +37,7 @@ from fake_service import (
 )
 from payclient.batch import charge_all
 from payclient.clock import SystemClock, within
-from payclient.events import DecidedAccepted, DecidedRefused, Evidence, Recovered
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Evidence, Recovered
 from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -563,6 +563,19 @@ async def test_what_was_created_though_it_is_called_refused_is_not_sent_again(
     async with tracking(service, ledger) as tracker:
         assert (await tracker.sale(sale())).outcome.paid
     assert service.posted == {"order-17": 1}
+
+
+async def test_what_was_created_though_it_is_called_cancelled_is_queried(service: Withheld) -> None:
+    """A person called it unpaid as the answer could not be written: the customer pays it all the same."""
+    ledger = Flaky()
+    async with selling(service, ledger.full_behind_it, ledger=ledger):
+        ledger.failing.clear()
+        at = service.clock.time()
+        unknown = await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await ledger.apply(unknown, DecidedCancelled(at=at, actor="ana", reason="seen"))
+        service.decide("Aceptado")
+        await service.clock.advance(10)
+        assert (await record_in(ledger)).state is State.ACCEPTED
 
 
 @pytest.mark.parametrize("queries", [True, False])

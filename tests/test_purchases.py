@@ -38,7 +38,7 @@ from fake_service import (
 )
 from payclient.batch import ChargeRow
 from payclient.cli.report import ledger_line
-from payclient.events import Evidence
+from payclient.events import Evidence, FoundAccepted
 from payclient.ledger import Ledger, PurchaseHeldError
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -106,6 +106,23 @@ async def test_a_purchase_of_the_same_name_is_the_one_without_a_name(service: Fa
     async with tracking(service) as tracker:
         calls = [tracker.sale(sale(), purchase=name) for name in (None, "order-17", None)]
         assert {each.transaction_id for each in await asyncio.gather(*calls)} == {1000}
+
+
+async def test_a_refused_sale_that_is_found_paid_as_its_purchase_is_read(service: FakeService) -> None:
+    """It is the same sale, and paid: no error, and no second POST."""
+
+    class Corrected(MemoryLedger):
+        async def asks(self, purchase: str) -> list[Record]:
+            record = await record_in(self)
+            if record.state is State.REFUSED:
+                await self.apply(record, FoundAccepted(at=service.clock.time(), transaction_id=1000))
+            return await super().asks(purchase)
+
+    service.scripts = [refuses(20)]
+    async with tracking(service, Corrected()) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        assert (await tracker.sale(sale())).outcome.paid
+    assert not service.posted
 
 
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:

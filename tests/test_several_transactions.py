@@ -205,6 +205,35 @@ async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeServ
         assert pending.outcome.paid is False
 
 
+async def test_what_answers_a_query_by_its_number_need_not_repeat_that(service: FakeService) -> None:
+    """The transaction of a notification is bound by a report that names only our own id."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        unnumbered = {name: each for name, each in service.sales[1000].items() if name != "transactionId"}
+        service.instead = lambda path: answer(200, unnumbered) if "/1000" in path else None
+        await tracker.notify(hint(1000))
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_a_cancelled_sale_that_a_notification_named_has_its_transaction_id(
+    service: FakeService, is_listed: bool
+) -> None:
+    """Its answer was lost; our own id finds its namesake, or nothing."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        listed = [service.sales[1000] | {"transactionId": 999}] if is_listed else []
+        service.instead = lambda path: answer(200, listed) if "client" in path else None
+        await tracker.notify(hint(1000))
+        await service.clock.advance(1300)
+        assert (pending.state, pending.transaction_id) == (State.CANCELLED, 1000)
+
+
 async def test_a_clock_that_is_set_forward_hastens_no_look_that_lags(service: FakeService) -> None:
     """By the next process's clock the sale is old: the index may lag all the same, and the twin of the sale is paid."""
     async with selling(service, posted(1, FakeService.take)):

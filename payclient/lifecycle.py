@@ -237,7 +237,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         State.ACCEPTED: {
             **_HINTS,
             FoundAccepted: None,
-            FoundCancelled: State.REVERSED,  # a correction: somebody else gave it back
+            FoundCancelled: State.REVERSED,  # a correction: a query finds it given back
             Overpaid: None,
             Reversed: State.REVERSED,  # a clock jumped: a query was believed while the reversal was on its way
             ReversalPermitted: State.REVERSING,

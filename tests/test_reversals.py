@@ -383,8 +383,13 @@ async def test_a_token_that_fails_after_a_reversal_leaves_it_to_its_queries(serv
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["just queried", "paused"])
-async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(service: Service, pauses: bool) -> None:
-    """It was repeated in between, and gave the payment back: one more query is made, at once or after the pause."""
+async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(
+    service: Service, caplog: pytest.LogCaptureFixture, pauses: bool
+) -> None:
+    """It was repeated in between, and gave the payment back: one more query is made, at once or after the pause.
+
+    The alarm names nobody: the request was our own.
+    """
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await paid(service, tracker)
         await service.clock.advance(5)
@@ -401,6 +406,7 @@ async def test_an_earlier_query_tells_nothing_of_a_refused_reversal(service: Ser
         else:
             assert (await reversing).state is State.REVERSED
         assert (await record_in(service.ledger)).state is State.REVERSED
+    assert alarms(caplog) == ["order-17: accepted, and found given back"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

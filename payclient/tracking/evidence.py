@@ -152,7 +152,7 @@ ALARMS: dict[tuple[State | None, str], str] = {
     (State.REFUSED, "Aceptado"): "refused, and yet accepted",
     (State.REVERSED, "Aceptado"): "given back, and yet accepted",
     (State.REFUSED, "Pendiente"): "refused, and yet the customer may approve it",
-    (State.ACCEPTED, "Cancelado"): "accepted, and given back by somebody else",
+    (State.ACCEPTED, "Cancelado"): "accepted, and found given back",
 }
 
 

@@ -276,6 +276,16 @@ def test_a_page_of_the_merchants(server: Server, capfd: Said) -> None:
     assert any("assets=" in each for each in said(capfd)["note"])
 
 
+def test_a_page_that_comes_compressed(server: Server, capfd: Said) -> None:
+    """Some hosts store pages compressed, whatever is asked for: the policy in such a page cannot be read."""
+    server.headers = {"Content-Encoding": "gzip"}
+    server.page = "\x1f not HTML"
+    assert doctor(server, "--site", server.url) == 4
+    results = said(capfd)
+    assert any("cannot be read: it comes compressed (gzip)" in text for text in results["wrong"])
+    assert not any("referrer" in text for text in results["ok"])
+
+
 def test_a_page_that_moves_on_or_fails(server: Server, capfd: Said) -> None:
     """A redirect is named, so that the page itself is given; none at all is said, and so is what no page can be."""
     server.status, server.headers = 302, {"Location": "/new"}

@@ -192,6 +192,9 @@ def check_site(url: str) -> Iterator[Check]:
         return
     if answer.status != 200:
         yield Check("note", text("doctor.status", status=answer.status))
+    if (coding := answer.headers.get("Content-Encoding", "identity").strip().lower()) != "identity":
+        yield Check("wrong", text("doctor.page", why=text("doctor.compressed", coding=coding)))
+        return
     for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
         yield Check("ok" if finding.good else "wrong", reason(finding.text))
     policy = answer.headers.get("Content-Security-Policy", "")

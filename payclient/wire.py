@@ -5,6 +5,7 @@ returns a result or raises a `RefusedError` (nothing was created or changed) or 
 which they judge are in `answers`.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -70,6 +71,9 @@ REASON = ("message", "messageCode")
 
 #: Transactions in the answer to a status query. A longer array is not read.
 MAX_REPORTS = 1000
+
+#: An id that has a part between slashes which drops out of a path: a proxy that decodes the path queries another id.
+_SHORTENED = re.compile(r"(^|/)\.{0,2}(/|$)")
 
 
 # --- The seam to the network
@@ -319,7 +323,7 @@ def decode_status(
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is pending,
     else cancelled. What names another id beside one that names this one is left out. Raises a `RefusedError`, or
-    `OutcomeUnknownError` where nothing can be read and where a cache answered "not found".
+    `OutcomeUnknownError` where nothing can be read, and for a "not found" by a cache or perhaps of another id.
     """
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
@@ -337,6 +341,8 @@ def decode_status(
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
     if report is None and (response.header("age") or "0").strip() != "0":
         raise unknown_error(answer, '"not found" came from a cache, of an earlier query')
+    if report is None and client_transaction_id is not None and _SHORTENED.search(client_transaction_id):
+        raise unknown_error(answer, '"not found" may be of another id, to which a proxy shortens this one')
     return report
 
 

@@ -368,7 +368,36 @@ async def test_an_id_of_another_class_of_texts_is_queried_as_it_was_sent() -> No
     assert address == payclient.notification_url("https://shop.example/told", "order-17", "s" * 16)
 
 
-# --- Caches
+# --- Between us and the service
+
+#: Ids that a proxy which decodes a path makes shorter: to the path of another id.
+SHORTENED = ["/17", "17/", "./17", "../17", "a/../17", "a/..", "a//17"]
+
+
+@pytest.mark.parametrize("identifier", [*SHORTENED, "a/17", "a/b/17", "17..", "a/...", ".17", "a.b/17"])
+@pytest.mark.parametrize("body", [b"[]", b'{"errorCode": 20}'])
+async def test_not_found_of_an_id_that_a_proxy_shortens_proves_no_absence(
+    identifier: str, body: bytes
+) -> None:
+    """It would be the answer to a query for another id; a report names its own."""
+    async with session_of(HttpResponse(200, {}, body), PROFILE) as session:
+        if identifier in SHORTENED:
+            with pytest.raises(payclient.OutcomeUnknownError, match="another id"):
+                await session.status(client_transaction_id=identifier)
+        else:
+            assert await session.status(client_transaction_id=identifier) is None
+    async with session_of(HttpResponse(200, {}, b'[{"state": "Aceptado"}]'), PROFILE) as session:
+        assert await session.status(client_transaction_id=identifier) is not None
+
+
+async def test_a_lost_sale_of_an_id_that_a_proxy_shortens_stays_unknown() -> None:
+    """It was executed, and each query was answered for another id: called refused, it would be charged again."""
+    service = FakeService()
+    service.scripts = [lost_answer]
+    service.status_scripts = [lambda: HttpResponse(200, {}, b"[]")] * 500
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale("a/../17"))
+        assert (await outcome_of(service, pending)).state is State.UNKNOWN
 
 
 @pytest.mark.parametrize(

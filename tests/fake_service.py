@@ -239,6 +239,15 @@ async def selling(
         yield tracker, await tracker.sale(sale(), purchase=purchase)
 
 
+@asynccontextmanager
+async def refused(service: FakeService, *scripts: Script, **options: Any) -> AsyncIterator[payclient.Tracker]:
+    """A tracker over the service whose sale of order-17 met the first of these scripts, and was refused."""
+    service.scripts += scripts
+    async with tracking(service, **options) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale()))
+        yield tracker
+
+
 async def paid(
     service: FakeService, tracker: payclient.Tracker, identifier: str = "order-17", purchase: str = "cart"
 ) -> payclient.PendingSale:

@@ -30,6 +30,7 @@ from fake_service import (
     posted,
     record_in,
     refusal,
+    refused,
     refuses,
     reset,
     sale,
@@ -226,15 +227,12 @@ async def test_anothers_transaction_that_is_named_to_the_next_process_keeps_no_s
 
 async def test_anothers_transaction_is_no_event_of_a_refused_sale(service: Lagging) -> None:
     """Anybody may name it, and nothing of a decided sale hangs on it."""
-    ledger = MemoryLedger()
-    service.scripts = [refuses(22)]
-    async with tracking(service, ledger) as tracker:
-        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+    async with refused(service, refuses(22)) as tracker:
         service.add_sale(2000, clientTransactionId="order-18")
         await tracker.notify(hint(2000))
         await service.clock.advance(5)
         assert service.by_id(2000) == 1
-    assert "Conflicted" not in await events_of(ledger)
+    assert "Conflicted" not in await events_of(service.ledger)
 
 
 async def test_each_conflict_is_one_event(service: Lagging, caplog: pytest.LogCaptureFixture) -> None:
@@ -472,9 +470,7 @@ async def test_an_early_candidate_of_a_refused_sale_is_asked_for(service: Laggin
 
 async def test_what_was_named_to_a_refused_sale_is_asked_for_until_it_is_answered(service: Lagging) -> None:
     """Our own id is not listed yet: the query that is made again goes by what was named, too."""
-    service.scripts = [posted(1, refuses(100))]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(100))) as tracker:
         service.decide("Aceptado")
         service.status_scripts = [reset]
         await tracker.notify(hint(1000))
@@ -688,9 +684,7 @@ async def test_a_forged_candidate_of_a_refused_sale_is_not_believed_of_a_users_o
     async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
         return payclient.StatusReport(state="Aceptado", transaction_id=reference.candidate_id)
 
-    service.scripts = [refuses(22)]
-    async with tracking(service, status=source) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, refuses(22), status=source) as tracker:
         await tracker.notify(hint(777))
         await error_of(payclient.NotSentError, tracker.sale(sale()))
         assert (await pending_of(tracker)).outcome.paid is False

@@ -34,6 +34,7 @@ from fake_service import (
     posted,
     record_in,
     refusal,
+    refused,
     refuses,
     sale,
     tracking,
@@ -509,9 +510,7 @@ async def test_a_notified_refusal_that_no_query_can_find_is_not_called_another_a
     service: Accounts, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing was queried, and its token is the one in use: the error and a warning spoke of another token."""
-    service.scripts = [refuses(800)]
-    async with tracking(service, service.book, payclient.DOCUMENT) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, refuses(800), ledger=service.book, profile=payclient.DOCUMENT) as tracker:
         await tracker.notify(hint())
         await error_of(
             payclient.NotSentError, tracker.sale(sale()), match="notified, and no query can find it"

@@ -27,6 +27,7 @@ from fake_service import (
     pending_of,
     record_in,
     refusal,
+    refused,
     refuses,
     reset,
     sale,
@@ -261,9 +262,7 @@ async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_
 ) -> None:
     """A user's source looks each kind up in a list of its own: asked for a form alone, the paid sale was sent again."""
     source = source_of(service, "sale", 1000)
-    service.scripts = [refuses(22), refuses(800)]
-    async with tracking(service, status=source) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, refuses(22), refuses(800), status=source) as tracker:
         await tracker.notify(hint(1000))
         await service.clock.advance(5)
         await error_of(payclient.RefusedError, tracker.prepare(form("order-17")))
@@ -284,9 +283,9 @@ async def test_a_paid_sale_is_found_beside_a_cancelled_form_of_its_id(service: F
         )  # fmt: skip
         return report if listed else None
 
-    service.scripts = [refuses(22, 2061), refuses(800)]
-    async with tracking(service, profile=payclient.DOCUMENT, status=source) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(
+        service, refuses(22, 2061), refuses(800), profile=payclient.DOCUMENT, status=source
+    ) as tracker:
         await error_of(payclient.RefusedError, tracker.prepare(form("order-17")))
         await tracker.notify(hint(5001))
         await service.clock.advance(3000)

@@ -29,6 +29,7 @@ from fake_service import (
     pending_of,
     record_in,
     refusal,
+    refused,
     refuses,
     sale,
     selling,
@@ -88,12 +89,6 @@ async def in_turns(work: Awaitable[payclient.Outcome]) -> payclient.Outcome:
     return await task
 
 
-async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
-    """Charge, and be refused. What is added then is what something in front repeated: it has a sale, and it is paid."""
-    service.scripts = [refuses(22)]
-    await error_of(payclient.NotCreatedError, tracker.sale(sale()))
-
-
 async def decide_as_operator(service: FakeService, is_refused: bool = True) -> None:
     """A person's word, which no process hears of."""
     decision = DecidedRefused if is_refused else DecidedAccepted
@@ -107,8 +102,7 @@ async def decide_as_operator(service: FakeService, is_refused: bool = True) -> N
 @pytest.mark.parametrize("seconds", [0.2, 2.0, 600.0], ids=["soon", "while its query runs", "late"])
 async def test_every_late_notification_earns_a_query(service: Withheld, seconds: float) -> None:
     """However long after the forged one's query the genuine one comes; and the two cost few."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
+    async with refused(service, refuses(22)) as tracker:
         if seconds == 2.0:
             service.open.clear()  # the service has answered then, and the answer is on its way
         assert await tracker.notify(hint(999)) is Receipt.LATE
@@ -126,9 +120,7 @@ async def test_every_late_notification_earns_a_query(service: Withheld, seconds:
 
 async def test_a_notification_while_a_second_attempt_is_sent_is_for_that_one(service: Withheld) -> None:
     """The first one was refused as existing, and is still to be queried: what it was not named binds the second."""
-    service.scripts = [refuses(22, 2061), held := Held()]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, refuses(22, 2061), held := Held()) as tracker:
         sending = asyncio.ensure_future(tracker.sale(sale()))
         await held.there.wait()
         assert await tracker.notify(hint()) is Receipt.EARLY
@@ -147,9 +139,7 @@ async def test_a_notification_of_an_old_attempt_leaves_the_new_one_followed(serv
         waits.append(asyncio.ensure_future(pending.wait()))
         await asyncio.sleep(0)
 
-    service.scripts = [refuses(22)]
-    async with tracking(service, HookedLedger(after={"Notified": send_again})) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, refuses(22), ledger=HookedLedger(after={"Notified": send_again})) as tracker:
         assert await tracker.notify(hint(2000)) is Receipt.LATE
         await service.clock.advance(5)
         service.decide("Aceptado")
@@ -378,8 +368,7 @@ async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld
 
 async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(service: Withheld) -> None:
     """REFUSED, notified and queried late while its successor is pending: the successor's wait still ends."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
+    async with refused(service, refuses(22)) as tracker:
         service.open.clear()
         assert await tracker.notify(hint(999)) is Receipt.LATE
         await service.clock.advance(1)
@@ -397,8 +386,7 @@ async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(se
 
 async def test_a_handle_of_a_refused_attempt_keeps_its_own_outcome(service: Withheld) -> None:
     """Charged again under the same id: what was refused is refused, whatever becomes of the next attempt."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
+    async with refused(service, refuses(22)) as tracker:
         old = await pending_of(tracker)
         assert (await tracker.sale(sale())).attempt == 2
         assert (await in_turns(old.wait())).state is State.REFUSED
@@ -409,7 +397,8 @@ async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
     async with tracking(service) as tracker:
         for _ in range(2):
             service.sales.clear()  # what is found otherwise than it was sent lets no other attempt through
-            await refused(service, tracker)
+            service.scripts = [refuses(22)]
+            await error_of(payclient.NotCreatedError, tracker.sale(sale()))
             service.add_sale(amount=7)
             await tracker.notify(hint(1000))
             await service.clock.advance(5)
@@ -419,8 +408,7 @@ async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
 
 async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service: Withheld) -> None:
     """Before a refused sale is sent again, everything under its id is looked at."""
-    async with tracking(service) as tracker:
-        await refused(service, tracker)
+    async with refused(service, refuses(22)) as tracker:
         service.add_sale(state="Cancelado")
         await tracker.notify(hint(1000))
         await service.clock.advance(5)
@@ -768,18 +756,14 @@ async def test_a_429_uses_up_no_last_query(service: Withheld) -> None:
 
 async def test_a_refusal_as_existing_is_queried_once_more_and_no_more(service: Withheld) -> None:
     """An index that lags has caught up by then; what is not there then is not asked for ever."""
-    service.scripts = [refuses(22, 2061)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, refuses(22, 2061)):
         await service.clock.advance(3600)
     assert len(service.queries) == 2
 
 
 async def test_a_forged_notification_does_not_use_up_the_later_look(service: Withheld) -> None:
     """What was refused as existing is queried once an index that lags has caught up, whatever was notified before."""
-    service.scripts = [refuses(22, 2061)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, refuses(22, 2061)) as tracker:
         await tracker.notify(hint(999))
         await service.clock.advance(10)
         service.add_sale()

@@ -36,6 +36,7 @@ from fake_service import (
     posted,
     record_in,
     refusal,
+    refused,
     refuses,
     reset,
     sale,
@@ -401,9 +402,7 @@ async def test_what_was_found_and_not_written_is_queried_again(service: FakeServ
 )
 async def test_not_found_proves_the_refusal(service: FakeService, says: Script, queries: int) -> None:
     """One query, which finds nothing: the attempt created nothing. Refusals that say nothing of it cost no query."""
-    service.scripts = [says]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, says) as tracker:
         assert service.queries == ["/api/Sale/client/order-17"] * queries
         found = await pending_of(tracker)
         assert (found.state, found.outcome.paid) == (State.REFUSED, False)
@@ -440,9 +439,7 @@ async def test_one_that_is_not_ours_proves_nothing(service: FakeService, change:
 @pytest.mark.parametrize("profile", [BY_ID, NO_QUERY])
 async def test_without_a_query_a_duplicate_alone_is_unknown(service: FakeService, profile: Profile) -> None:
     """Nobody can be asked."""
-    service.scripts = [BUSY, DUPLICATE]
-    async with tracking(service, profile=profile) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, BUSY, DUPLICATE, profile=profile) as tracker:
         assert (await tracker.sale(sale())).state is State.UNKNOWN
     assert not service.queries
 
@@ -502,9 +499,7 @@ async def test_no_forged_hint_is_looked_at_instead_of_what_is_listed_late(
 ) -> None:
     """However many were named, the look at `absent_after` goes by our own id, also where it is made once more."""
     lagging(service, 300)
-    service.scripts = [posted(1, says)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, says)) as tracker:
         service.decide("Aceptado")
         if fails > 3:  # from the hint until after `absent_after`
             service.status_scripts = [reset] * fails
@@ -676,9 +671,9 @@ async def test_an_answer_about_an_earlier_attempt_leaves_who_waits_for_the_newer
 async def test_a_ledger_that_cannot_be_read_does_not_end_the_look(service: FakeService, says: Script) -> None:
     lagging(service, 300)
     failing: set[str] = set()
-    service.scripts = [posted(1, says)]
-    async with tracking(service, FailingLedger(lambda name: name in failing)) as tracker:
-        await error_of(payclient.PayError, tracker.sale(sale()))
+    async with refused(
+        service, posted(1, says), ledger=FailingLedger(lambda name: name in failing)
+    ) as tracker:
         service.decide("Aceptado")
         failing.add("get")
         await service.clock.advance(700)
@@ -710,9 +705,7 @@ async def test_a_later_attempt_on_its_way_does_not_end_the_look(service: FakeSer
     """It is due while the newer one waits for its answer, which refuses that one for itself."""
     lagging(service, 599)
     held = Held(refuses(5, status=401))
-    service.scripts = [posted(1, says), held]
-    async with tracking(service) as tracker:
-        await error_of(payclient.PayError, tracker.sale(sale()))
+    async with refused(service, posted(1, says), held) as tracker:
         await service.clock.advance(598)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(error_of(payclient.UnauthorizedError, tracker.sale(sale())))
@@ -748,10 +741,8 @@ async def test_a_notification_does_not_end_the_later_look_of_the_next_process(
 @EXISTS
 async def test_a_sale_that_is_found_pending_keeps_its_later_look(service: FakeService, says: Script) -> None:
     """One by the notification's own id is planned for the end of the window, when the index may lag behind still."""
-    service.scripts = [posted(1, says)]
     service.instead = unlisted
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, says)) as tracker:
         await service.clock.advance(100)
         await tracker.notify(hint())
         await service.clock.advance(400)
@@ -765,9 +756,7 @@ async def test_a_sale_that_is_found_pending_keeps_its_later_look(service: FakeSe
 async def test_a_query_that_fails_does_not_end_the_later_look(service: FakeService, says: Script) -> None:
     """That of a notification, made again at once while the index lags: what was refused as existing is paid later."""
     lagging(service, 100)
-    service.scripts = [posted(1, says)]
-    async with tracking(service, profile=BY_CLIENT) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, says), profile=BY_CLIENT) as tracker:
         service.status_scripts = [reset]
         await tracker.notify(hint())
         await service.clock.advance(50)
@@ -803,9 +792,9 @@ async def test_a_permit_that_failed_does_not_end_the_look_at_an_earlier_attempt(
 async def test_a_wait_for_a_refusal_that_is_never_written_ends(service: FakeService, says: Script) -> None:
     """The ledger fails from then on: the sale is shown as unknown, and its expiry counts as that of any other."""
     lagging(service, float("inf"))
-    service.scripts = [posted(1, says)]
-    async with tracking(service, HookedLedger(before={"Refused": disk_full})) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(
+        service, posted(1, says), ledger=HookedLedger(before={"Refused": disk_full})
+    ) as tracker:
         assert (await outcome_of(service, await pending_of(tracker))).paid is None
 
 
@@ -829,9 +818,7 @@ async def test_a_later_look_is_not_about_the_next_attempt(
     service: FakeService, says: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refused attempt and a paid one of the same id: what is found later is the second one's, and no alarm."""
-    service.scripts = [says]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, says) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
@@ -853,9 +840,7 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
         service.instead = unlisted
     source = ask if way == "a source" else None
     profile = way if isinstance(way, Profile) else NO_QUERY if source else PROFILE
-    service.scripts = [posted(1, refuses(22))]
-    async with tracking(service, None, profile, source) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(22)), profile=profile, status=source) as tracker:
         for _ in range(3):
             assert await tracker.notify(hint()) in (payclient.Receipt.LATE, payclient.Receipt.DUPLICATE)
             await service.clock.advance(5)
@@ -871,9 +856,7 @@ async def test_a_refused_sale_in_a_state_that_the_profile_does_not_map_holds_bac
     service: FakeService,
 ) -> None:
     """Its customer may be about to pay."""
-    service.scripts = [posted(1, refuses(22))]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(22))) as tracker:
         service.decide("In review")
         await tracker.notify(hint())
         await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
@@ -884,9 +867,7 @@ async def test_a_refused_sale_that_was_found_pending_is_queried_once_its_custome
     service: FakeService,
 ) -> None:
     """Nobody sends it again, and no other notification comes: it is paid all the same."""
-    service.scripts = [posted(1, refuses(22))]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(22))) as tracker:
         await tracker.notify(hint())
         await service.clock.advance(5)
         service.decide("Aceptado")
@@ -897,9 +878,7 @@ async def test_a_refused_sale_that_was_found_pending_is_queried_once_its_custome
 
 async def test_a_refused_sale_that_stays_pending_is_not_queried_for_ever(service: FakeService) -> None:
     """A service that says Pendiente of what nobody answered would be asked every five minutes for years."""
-    service.scripts = [posted(1, refuses(22))]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(22))) as tracker:
         await tracker.notify(hint())
         await service.clock.advance(1000)
         asked = len(service.queries)
@@ -958,18 +937,11 @@ async def test_a_refused_sale_whose_id_is_found_otherwise_is_not_sent_again(
 @in_virtual_time
 async def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
     """The query hangs until the total time-out: unknown, never refused; closing waits for it."""
-    service, asked = FakeService(VirtualClock()), asyncio.Event()
+    service, query = FakeService(VirtualClock()), Gate()
     service.scripts = [posted(1, BUSY)]
-
-    async def hanging(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.method == "GET":
-            asked.set()
-            await asyncio.Event().wait()
-        return await service(request, before_send)
-
-    async with tracking(service, transport=hanging) as tracker:
+    async with tracking(service, transport=query.before(service, "/client/order-17")) as tracker:
         sending = asyncio.create_task(tracker.sale(sale()))
-        await asked.wait()
+        await query.there.wait()
     await sending
     assert (await record_in(service.ledger)).state is State.UNKNOWN
 
@@ -1037,10 +1009,8 @@ async def test_a_turn_that_nobody_waits_for_any_more_takes_no_request_of_the_rat
 
 async def test_a_paid_refusal_is_corrected(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """The first query lagged. A notification is worth one more, and the feed shows the correction, with an alarm."""
-    service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY)) as tracker:
         service.decide("Aceptado")
         await service.clock.advance(5)
         assert await tracker.notify(hint()) is payclient.Receipt.LATE
@@ -1065,10 +1035,8 @@ async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
 ) -> None:
     """It is the only one that would find it paid: after a notification, or ten minutes after "it exists"."""
     ledger = HookedLedger(before={"FoundAccepted": once(disk_full)} if fault == "ledger" else {})
-    service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
-    async with tracking(service, ledger) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY), ledger=ledger) as tracker:
         service.decide("Aceptado")
         faults = {"reset": reset, "429": lambda: refusal(29, status=429)}
         service.status_scripts = [faults[fault]] * 3 if fault in faults else []
@@ -1085,10 +1053,8 @@ async def test_the_query_of_a_decided_sale_is_made_again_until_it_is_answered(
 
 async def test_a_wall_clock_that_is_set_forward_makes_no_cancelled_twin_final(service: FakeService) -> None:
     """By an hour: the customer may still approve what the service calls cancelled, and nothing is sent beside it."""
-    service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY)) as tracker:
         service.decide("Cancelado")
         service.clock.jump_wall(3600)
         await service.clock.advance(20)
@@ -1100,10 +1066,9 @@ async def test_a_wall_clock_that_is_set_forward_makes_no_cancelled_twin_final(se
 
 async def test_a_wall_clock_that_was_set_back_puts_no_query_of_what_exists_off(service: FakeService) -> None:
     """By a day, between two runs: the next one queries once more what was refused as existing, ten minutes later."""
-    service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY)):
+        pass
     service.clock.jump_wall(-86_400)
     async with tracking(service, service.ledger) as tracker:
         service.decide("Aceptado")
@@ -1116,10 +1081,8 @@ async def test_a_refused_attempt_stays_refused_on_any_other_word(
     service: FakeService, word: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One query for a notification, and no state but paid takes it; what is open is said loudly."""
-    service.scripts = [posted(1, BUSY)]
     service.status_scripts = [lambda: answer(200, [])]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY)) as tracker:
         if word is None:
             service.sales.clear()
         else:
@@ -1138,23 +1101,13 @@ async def test_what_an_earlier_attempt_created_and_was_cancelled_decides_no_unkn
 ) -> None:
     """The second POST is executed late; until then only the first one's transaction is found."""
     lagging(service, 5.0)
-    sent: list[HttpRequest] = []
-
-    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        sent.append(request)
-        raise ConnectionResetError
-
-    service.scripts = [posted(1, BUSY), late]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY), lost_request) as tracker:
         service.decide("Cancelado")
         await service.clock.advance(400)
         pending = await tracker.sale(sale())
         await service.clock.advance(20)
         if paid:
-            service.create(sent[0])
-            service.decide("Aceptado", 1001)
+            service.add_sale(1001)
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == ((True, 1001) if paid else (False, 1000))
 
@@ -1164,16 +1117,8 @@ async def test_what_an_earlier_attempt_created_decides_none_that_another_process
 ) -> None:
     """Who waits for the second one knows it as SENDING still, as its sender has written that it is unknown."""
     lagging(service, 5.0)
-    sent: list[HttpRequest] = []
-    gate = Gate()
-
-    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        sent.append(request)
-        await gate()
-        raise ConnectionResetError
-
-    service.scripts, ledger = [posted(1, BUSY), late], MemoryLedger()
+    gate, ledger = Gate(), MemoryLedger()
+    service.scripts = [posted(1, BUSY), when(gate, lost_request)]
     async with tracking(service, ledger) as tracker, tracking(service, ledger) as another:
         await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
         service.decide("Cancelado")
@@ -1186,8 +1131,7 @@ async def test_what_an_earlier_attempt_created_decides_none_that_another_process
             await asyncio.sleep(0)
             gate.go.set()
             await service.clock.advance(60)
-            service.create(sent[0])
-            service.decide("Aceptado", 1001)
+            service.add_sale(1001)
             await service.clock.advance(60)
         assert (waiting.result().paid, waiting.result().transaction_id) == (True, 1001)
 
@@ -1222,13 +1166,7 @@ async def test_a_query_that_began_while_another_process_sent_decides_nothing(ser
     """Its answer is about the earlier attempt, and comes once the second one is unknown, which may be executed late."""
     lagging(service, 5.0)
     sends, queries, ledger = Gate(), Gate(), MemoryLedger()
-
-    async def late(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        await sends()
-        raise ConnectionResetError
-
-    service.scripts = [posted(1, BUSY), late]
+    service.scripts = [posted(1, BUSY), when(sends, lost_request)]
     async with (
         tracking(service, ledger) as tracker,
         tracking(service, ledger, transport=queries.before(service, "/client/order-17")) as another,
@@ -1260,9 +1198,7 @@ async def test_an_answer_about_what_is_being_sent_is_none_about_a_refused_attemp
         is_look = service.clock.monotonic() > 1 and not query.there.is_set()
         return await (later if is_look else service)(request, before_send)
 
-    service.scripts = [BUSY, held]
-    async with tracking(service, transport=transport) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, BUSY, held, transport=transport) as tracker:
         await service.clock.advance(1000)
         assert query.there.is_set()
         sending = asyncio.create_task(tracker.sale(sale()))
@@ -1367,9 +1303,7 @@ async def test_every_earlier_attempt_is_looked_at_before_the_next(
 async def test_what_an_earlier_attempt_was_named_is_asked_for_before_the_next(service: FakeService) -> None:
     """The first one was refused and notified; the second one was not, and both are not listed by our own id."""
     service.instead = unlisted
-    service.scripts = [posted(1, refuses(22)), refuses(5, status=401)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.NotCreatedError, tracker.sale(sale()))
+    async with refused(service, posted(1, refuses(22)), refuses(5, status=401)) as tracker:
         service.status_scripts = [lambda: refusal(20, status=404)] * 3
         assert await tracker.notify(hint()) is payclient.Receipt.LATE
         await error_of(payclient.UnauthorizedError, tracker.sale(sale()))
@@ -1429,9 +1363,7 @@ async def test_a_cancelled_earlier_attempt_of_another_content_keeps_nothing_from
 ) -> None:
     """The repeated POST of a cart was cancelled; the cart has changed since, and would be refused for ever."""
     lagging(service, 5.0)
-    service.scripts = [posted(1, BUSY), refuses(5, status=401)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY), refuses(5, status=401)) as tracker:
         await error_of(payclient.UnauthorizedError, tracker.sale(sale(tax=100)))
         await service.clock.advance(10)
         service.decide("Cancelado")
@@ -1592,9 +1524,7 @@ async def test_a_forged_hint_whose_report_names_nobody_keeps_no_refused_sale_fro
 ) -> None:
     """Anybody may name another's transaction: the query by our own id decides."""
     service.add_sale(999, clientTransactionId=None)
-    service.scripts = [refuses(5)]
-    async with tracking(service) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(service, refuses(5)) as tracker:
         await tracker.notify(hint(999))
         await service.clock.advance(10)
         assert (await tracker.sale(sale())).attempt == 2
@@ -1604,10 +1534,7 @@ async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_
     service: FakeService,
 ) -> None:
     """A source was given the transaction id that was named alone, and found nothing: the sale was charged twice."""
-    service.scripts = [posted(1, BUSY)]
-    profile = attrs.evolve(PROFILE, status=None)
-    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(1, BUSY), profile=NO_QUERY, status=source_of(service)) as tracker:
         service.decide("Aceptado")
         await tracker.notify(hint(77))
         await service.clock.advance(20)
@@ -1617,10 +1544,7 @@ async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_
 
 async def test_what_a_source_finds_by_a_hint_locks_no_id(service: FakeService) -> None:
     """It is another's transaction, and nothing was created of ours: the sale may be sent again."""
-    service.scripts = [posted(0, BUSY)]
-    profile = attrs.evolve(PROFILE, status=None)
-    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, BUSY, profile=NO_QUERY, status=source_of(service)) as tracker:
         service.add_sale(77, clientTransactionId="another")
         await tracker.notify(hint(77))
         await service.clock.advance(20)
@@ -1629,10 +1553,7 @@ async def test_what_a_source_finds_by_a_hint_locks_no_id(service: FakeService) -
 
 async def test_what_a_source_finds_cancelled_by_a_hint_hides_no_other(service: FakeService) -> None:
     """The cancelled one of two was named; by our own id the source finds the other, which is paid."""
-    service.scripts = [posted(2, BUSY)]
-    profile = attrs.evolve(PROFILE, status=None)
-    async with tracking(service, profile=profile, status=source_of(service)) as tracker:
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale()))
+    async with refused(service, posted(2, BUSY), profile=NO_QUERY, status=source_of(service)) as tracker:
         service.decide("Cancelado", 1001)
         await tracker.notify(hint(1001))
         await service.clock.advance(400)

@@ -36,6 +36,7 @@ from fake_service import (
     pending_of,
     posted,
     record_in,
+    refused,
     refuses,
     sale,
     seen_dead,
@@ -698,9 +699,9 @@ async def test_what_another_tracker_sent_is_not_sent_again(
 async def test_a_permit_that_a_failover_lost(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """The attempt before it was refused, and not this one: it is not called unpaid, and a person is told."""
     ledger = ForgetfulLedger()
-    service.scripts = [refuses(99), when(lambda: ledger.forget("order-17"))]
-    async with tracking(service, ledger) as tracker:
-        await error_of(payclient.RefusedError, tracker.sale(sale()))
+    async with refused(
+        service, refuses(99), when(lambda: ledger.forget("order-17")), ledger=ledger
+    ) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (pending.outcome.paid, (await outcome_of(service, pending)).paid) == (None, None)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 import payclient
+from fake_ledgers import SharedLedger
 from manual_clock import ManualClock
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
@@ -223,6 +224,18 @@ async def tracking(
         payclient.Tracker(session, service.ledger, clock=service.clock, status=status, **options) as tracker,
     ):
         yield tracker
+
+
+@asynccontextmanager
+async def two_processes(
+    service: FakeService, profile: payclient.ServiceProfile = PROFILE, **options: Any
+) -> AsyncIterator[tuple[payclient.Tracker, payclient.Tracker]]:
+    """The trackers of two processes with one ledger; the first one's has these options."""
+    async with (
+        tracking(service, ledger := SharedLedger(), profile, **options) as one,
+        tracking(service, SharedLedger(ledger), profile) as other,
+    ):
+        yield one, other
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from fake_service import (
     sale,
     seen_dead,
     tracking,
+    two_processes,
     when,
 )
 from payclient.batch import ChargeRow
@@ -1192,8 +1193,7 @@ async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again_wh
 
     service.scripts = [late, refuses(22, 2061 if is_busy else None)]
     async with (
-        tracking(service, one := SharedLedger()) as other,
-        tracking(service, SharedLedger(one)) as tracker,
+        two_processes(service) as (other, tracker),
         payclient.charge_all(tracker, rows(1)) as results,
     ):
         reading = asyncio.create_task(all_of(results))
@@ -1211,8 +1211,7 @@ async def test_a_row_that_another_process_was_refused_meanwhile_is_sent_again_wh
 async def test_rows_that_another_process_has_sent_take_none_of_the_rate(service: FakeService) -> None:
     """A send in 100 s: what the other one charged since the rows were read is looked up, and the next row is sent."""
     async with (
-        tracking(service, one := SharedLedger()) as other,
-        tracking(service, SharedLedger(one)) as tracker,
+        two_processes(service) as (other, tracker),
         payclient.charge_all(tracker, rows(5), rate=0.01, wait=0) as results,
     ):
         reading = asyncio.create_task(all_of(results))
@@ -1247,8 +1246,7 @@ async def test_however_many_rows_look_again_at_a_slow_ledger_they_are_sent(servi
 async def test_a_row_that_another_process_has_sent_is_not_called_unsent(service: FakeService) -> None:
     """It was sent after this process had read the row, which is stopped before its turn."""
     async with (
-        tracking(service, one := SharedLedger()) as other,
-        tracking(service, SharedLedger(one)) as tracker,
+        two_processes(service) as (other, tracker),
         payclient.charge_all(tracker, rows(3), rate=0.01, wait=0) as results,
     ):
         reading = asyncio.create_task(all_of(results))

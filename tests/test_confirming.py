@@ -42,6 +42,7 @@ from fake_service import (
     sale,
     selling,
     tracking,
+    two_processes,
     unlisted,
 )
 from payclient.events import Conflicted, DecidedRefused, Evidence, FoundAccepted, Notified, Prepared, Returned
@@ -1671,11 +1672,9 @@ async def test_a_form_that_a_person_gave_up_as_it_was_confirmed_is_an_alarm(
     service: FakeService, caplog: pytest.LogCaptureFixture, shared: bool
 ) -> None:
     """Here or in another process: it is paid after all, and the person must know."""
-    ledger, gate = SharedLedger(), Gate()
-    async with (
-        tracking(service, ledger, PROFILE, transport=gate.before(service, "/Confirm")) as tracker,
-        tracking(service, SharedLedger(ledger), PROFILE) as other,
-    ):
+    gate = Gate()
+    slow = gate.before(service, "/Confirm")
+    async with two_processes(service, PROFILE, transport=slow) as (tracker, other):
         await tracker.prepare(form())
         await service.clock.advance(1300)
         confirming = asyncio.create_task(tracker.returned(service.pay("form-1")))

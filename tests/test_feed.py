@@ -11,8 +11,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import SharedLedger
-from fake_service import FakeService, error_of, hint, pending_of, refuses, sale, tracking
+from fake_service import FakeService, error_of, hint, pending_of, refuses, sale, tracking, two_processes
 from payclient.errors import RefusedError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger
@@ -107,8 +106,7 @@ async def test_a_feed_that_has_read_all_reads_no_more_until_something_changes(se
 
 async def test_what_another_process_decided_comes_out(service: FakeService) -> None:
     """Whoever waits for the feed there is woken."""
-    ledger = SharedLedger()
-    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+    async with two_processes(service) as (first, second):
         coming = asyncio.ensure_future(anext(second.outcomes()))
         pending = await first.sale(sale())
         service.decide("Cancelado")

@@ -32,6 +32,7 @@ from fake_service import (
     reset,
     sale,
     tracking,
+    two_processes,
     unlisted,
 )
 from payclient.events import Evidence, ReversalPermitted
@@ -374,11 +375,8 @@ async def test_a_form_that_was_given_up_is_confirmed_until_paid(service: FakeSer
 
 async def test_a_process_confirms_what_another_saw_before_it_gives_a_form_up(service: FakeService) -> None:
     """One process waits for the answer to a confirmation; the customer closes another tab, by way of a second one."""
-    one = SharedLedger()
-    async with (
-        prepared(service, PROFILE, one) as first,
-        tracking(service, SharedLedger(one), PROFILE) as second,
-    ):
+    async with two_processes(service, PROFILE) as (first, second):
+        await first.prepare(form(), purchase="cart-1")
         query = service.pay("form-1")
         service.confirm_scripts = [lambda: lost_confirmation(service)]
         service.status_scripts = [lambda: answer(200, [])] * 2
@@ -388,11 +386,8 @@ async def test_a_process_confirms_what_another_saw_before_it_gives_a_form_up(ser
 
 async def test_a_customer_comes_back_to_another_process_than_the_forms(service: FakeService) -> None:
     """The last queries of the form that was left were not answered: one that is answered now is enough there, too."""
-    one = SharedLedger()
-    async with (
-        prepared(service, PROFILE, one) as first,
-        tracking(service, SharedLedger(one), PROFILE) as second,
-    ):
+    async with two_processes(service, PROFILE) as (first, second):
+        await first.prepare(form(), purchase="cart-1")
         await service.clock.advance(1190)
         service.instead = lambda _: answer(503, b"")
         await service.clock.advance(1400)
@@ -538,18 +533,15 @@ async def test_who_looks_at_the_old_form_of_another_process_does_not_hold_its_pu
 @pytest.mark.parametrize("is_another", [False, True])
 async def test_of_two_payments_of_a_form_one_is_confirmed(service: FakeService, is_another: bool) -> None:
     """The form was open in two tabs, and paid in both; the answer about the first is lost, and the other is tried."""
-    one, confirm = SharedLedger(), service.confirm
-    lost = [5001] * 3
+    lost, confirm = [5001] * 3, service.confirm
 
     def losing(body: dict[str, object]) -> HttpResponse:
         said = confirm(body)
         return reset() if lost and lost.pop() == body["id"] else said
 
     service.confirm = losing  # type: ignore[method-assign]  # carried out, and not answered
-    async with (
-        prepared(service, PROFILE, one) as first,
-        tracking(service, SharedLedger(one), PROFILE) as second,
-    ):
+    async with two_processes(service, PROFILE) as (first, second):
+        await first.prepare(form(), purchase="cart-1")
         queries = [service.pay("form-1", number) for number in (5001, 5002)]
         await passing(service, first.returned(queries[0]))
         await passing(service, (second if is_another else first).returned(queries[1]))

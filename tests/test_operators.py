@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, SharedLedger
+from fake_ledgers import FailingLedger
 from fake_service import (
     FakeService,
     Gate,
@@ -21,6 +21,7 @@ from fake_service import (
     refusal,
     sale,
     tracking,
+    two_processes,
 )
 from payclient.ledger import Ledger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -39,8 +40,7 @@ def unknowing() -> FakeService:
 async def test_all_processes_asks() -> None:
     """Also those that another process follows; decided ones are not among them."""
     service = FakeService()
-    ledger = SharedLedger()
-    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+    async with two_processes(service) as (one, other):
         first = await one.sale(sale())
         await service.clock.advance(1)
         await other.sale(sale("order-18", phone="0984111333"))
@@ -98,12 +98,11 @@ async def test_what_was_accepted_by_hand_is_tied_to_its_transaction() -> None:
 async def test_another_process_hears_of_it() -> None:
     """Also one that is started later."""
     service = unknowing()
-    ledger = SharedLedger()
-    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+    async with two_processes(service) as (one, other):
         pending = await one.sale(sale())
         await other.resolve("order-17", as_="accepted", **WHO)
         assert (await outcome_of(service, pending)).paid is True
-    async with tracking(service, SharedLedger(ledger)) as later:
+    async with tracking(service, service.ledger) as later:
         found = await later.find("order-17")
         assert found is not None
         assert (found.state, found.outcome.paid) == ("accepted", True)

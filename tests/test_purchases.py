@@ -34,6 +34,7 @@ from fake_service import (
     sale,
     selling,
     tracking,
+    two_processes,
     unlisted,
 )
 from payclient.batch import ChargeRow
@@ -623,16 +624,12 @@ async def test_the_links_of_another_process_are_as_old_as_their_form(service: Fa
 
 async def test_kept_links_are_a_choice(service: FakeService) -> None:
     """Without them the process that prepared a form hands it out, and another one says until when it is open."""
-    ledger = SharedLedger()
-    async with (
-        tracking(service, ledger, keep_links=False) as one,
-        tracking(service, SharedLedger(ledger)) as other,
-    ):
+    async with two_processes(service, keep_links=False) as (one, other):
         prepared = await one.live_form("cart", form)
         assert await one.live_form("cart", form) is prepared
         error = await error_of(payclient.PurchaseOpenError, other.live_form("cart", form))
         assert error.until == pytest.approx(service.clock.time() + 1230)
-        assert await ledger.links("cart", 0.0) == {}
+        assert await service.ledger.links("cart", 0.0) == {}
 
 
 async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeService) -> None:

@@ -36,6 +36,7 @@ from fake_service import (
     sale,
     selling,
     tracking,
+    two_processes,
 )
 from payclient.events import Event, Evidence
 from payclient.ledger import open_ledger
@@ -117,18 +118,14 @@ async def test_a_status_that_lags_does_not_unsay_a_reversal(
 
 async def test_only_one_request_leaves(service: Service) -> None:
     """Several calls, here and in another process: one is permitted, and the others say what is known."""
-    ledger = SharedLedger()
-    async with (
-        tracking(service, ledger, PROFILE) as one,
-        tracking(service, SharedLedger(ledger), PROFILE) as other,
-    ):
+    async with two_processes(service, PROFILE) as (one, other):
         pending = await paid(service, one)
         there = await pending_of(other)
         calls = [one.reverse(pending) for _ in range(3)] + [other.reverse(there) for _ in range(3)]
         outcomes = await asyncio.gather(*calls)
         assert {outcome.state for outcome in outcomes} <= {State.REVERSING, State.REVERSED}
         assert len(service.reversals) == 1
-        assert (await events_of(ledger)).count("ReversalPermitted") == 1
+        assert (await events_of(service.ledger)).count("ReversalPermitted") == 1
 
 
 @pytest.mark.parametrize("connects", [False, True])
@@ -190,11 +187,9 @@ async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
 @pytest.mark.parametrize("is_another", [False, True])
 async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_another: bool) -> None:
     """A query finds it paid while the request to give it back is on its way, which by then should have ended."""
-    gate, one = Gate(), SharedLedger()
-    async with (
-        tracking(service, one, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
-        tracking(service, SharedLedger(one), PROFILE) as other,
-    ):
+    gate = Gate()
+    slow = gate.before(service, "/api/Reverse")
+    async with two_processes(service, PROFILE, transport=slow) as (tracker, other):
         reversing = asyncio.create_task(tracker.reverse(await paid(service, tracker)))
         await gate.there.wait()
         service.clock.jump_wall(3600)
@@ -205,11 +200,9 @@ async def test_a_clock_that_jumps_does_not_keep_it_paid(service: Service, is_ano
 
 async def test_a_late_answer_gives_no_other_payment_back(service: Service) -> None:
     """Its POST was repeated: meanwhile another process found the other one paid, and the list that is queried lags."""
-    gate, one = Gate(), SharedLedger()
-    async with (
-        tracking(service, one, PROFILE, transport=gate.before(service, "/api/Reverse")) as tracker,
-        tracking(service, SharedLedger(one), PROFILE) as other,
-    ):
+    gate = Gate()
+    slow = gate.before(service, "/api/Reverse")
+    async with two_processes(service, PROFILE, transport=slow) as (tracker, other):
         service.scripts = [posted(1, FakeService.take)]
         pending = await paid(service, tracker)
         reversing = asyncio.create_task(tracker.reverse(pending))

@@ -27,6 +27,7 @@ from fake_service import (
     refuses,
     sale,
     tracking,
+    two_processes,
 )
 from payclient import sync, telemetry
 from payclient.models import Notification
@@ -270,8 +271,7 @@ async def test_a_payment_that_is_given_back_at_once(exported: Exported, is_waite
 
 async def test_a_sale_of_several_processes(service: FakeService, exported: Exported) -> None:
     """It is counted once, in the process that follows it, whichever others wait for it or find its end."""
-    ledger = SharedLedger()
-    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+    async with two_processes(service) as (first, second):
         exported.instrument(first)
         exported.instrument(second)
         waited, checked = await first.sale(sale()), await first.sale(sale("order-18", phone="0984111333"))

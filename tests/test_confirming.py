@@ -101,6 +101,26 @@ async def pass_by(service: FakeService, seconds: int) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.fixture
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases' rounds come in quick succession."""
+    monkeypatch.setattr(leases, "RENEW", 0.01)
+
+
+@pytest.fixture
+def lent_by_clock(quick_rounds: None, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do, and a lease lasts by the clock of the test."""
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+
+
+async def told_elsewhere(
+    service: FakeService, ledger: SharedLedger, kind: type[Notified | Returned] = Returned, number: int = 5001
+) -> None:
+    """Name a payment of the form to another process, which writes that down and dies."""
+    event = kind(at=service.clock.time(), transaction_id=number)
+    await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
+
+
 async def passing(service: FakeService, call: Coroutine[None, None, payclient.Outcome]) -> payclient.Outcome:
     """What a call gives while virtual time passes."""
     work = asyncio.create_task(call)
@@ -317,17 +337,14 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     async with prepared(service, profile, ledger) as tracker:
         await tracker.sale(sale())
     service.pay("form-1")
-    event = Returned(at=service.clock.time(), transaction_id=5001)
-    await ledger.apply(await record_in(ledger, "form-1"), event)
+    await told_elsewhere(service, ledger)
     await ledger.permit(Record(client_transaction_id="died", created_at=service.clock.time()))
     async with tracking(service, others, profile) as other:
         for operation in operations:
             fail_once(operation)
         ledger.holders |= dict.fromkeys(ledger.holders, (None, 0.0))
         await failed.wait()
-        for _ in range(100):  # of both times
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.005)
+        await pass_by(service, 100)
         assert (await pending_of(other, "form-1")).outcome.paid is True
         assert (await pending_of(other, "died")).state is State.UNKNOWN
     assert "the ledger failed" in caplog.text
@@ -355,9 +372,7 @@ async def test_who_has_no_answer_leaves_a_form_that_came_back_to_others(
         ledger.holders["form-1"] = ledger.name, 0.0
         assert (await passing(service, one.returned(back(5001)))).paid is None
         async with tracking(service, SharedLedger(ledger), BLIND):
-            for _ in range(200):  # of both times
-                await service.clock.advance(1.0)
-                await asyncio.sleep(0.005)
+            await pass_by(service, 200)
             assert service.confirmed == {5001}
 
 
@@ -374,18 +389,16 @@ async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
         assert service.confirms == {999: MOST_REFUSALS}
         gone = await passing(service, tracker.returned({"clientTransactionId": "form-1", "id": "0"}))
         assert gone.state is State.CANCELLED
-        for _ in range(60):
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
+        await pass_by(service, 60)
     assert service.confirms == {999: MOST_REFUSALS}
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_what_had_no_answer_is_confirmed_anew_where_another_process_is_told_of_it(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
+    service: FakeService,
 ) -> None:
     """It was named before it was paid, and given up in an outage; then its browser comes back to one that dies."""
     service.instead = unlisted
-    monkeypatch.setattr(leases, "RENEW", 0.01)
     ledger = SharedLedger()
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, PROFILE, ledger) as tracker:
@@ -393,52 +406,44 @@ async def test_what_had_no_answer_is_confirmed_anew_where_another_process_is_tol
         await service.clock.advance(400)
         service.confirm_scripts = []
         service.pay("form-1")
-        told = Returned(at=service.clock.time(), transaction_id=5001)
-        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), told)
-        for _ in range(60):
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
+        await told_elsewhere(service, ledger)
+        await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_what_had_its_answer_is_confirmed_no_more_where_another_process_is_told_of_it(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
+    service: FakeService,
 ) -> None:
     """The holder of the form hears of each event: a forged id that comes again and again uses up no rate."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
     ledger = SharedLedger()
     async with prepared(service, PROFILE, ledger) as tracker:
         await passing(service, tracker.returned(back(999)))
         await service.clock.advance(60)
-        told = Notified(at=service.clock.time(), transaction_id=999)
-        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), told)
-        for _ in range(60):
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
+        await told_elsewhere(service, ledger, Notified, 999)
+        await pass_by(service, 60)
     assert service.confirms == {999: MOST_REFUSALS}
 
 
+@pytest.mark.usefixtures("quick_rounds")
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
 async def test_a_return_to_a_process_that_dies_is_confirmed_by_the_holder_of_the_form(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
+    service: FakeService, profile: payclient.ServiceProfile
 ) -> None:
     """The holder lives, so that nobody else claims the form, and no query need find what was not confirmed."""
     service.instead = unlisted
-    monkeypatch.setattr(leases, "RENEW", 0.01)
     ledger = SharedLedger()
     async with prepared(service, profile, ledger):
         service.pay("form-1")
-        event = Returned(at=service.clock.time(), transaction_id=5001)
-        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
-        for _ in range(60):  # of both times
-            await service.clock.advance(1.0)
-            await asyncio.sleep(0.002)
+        await told_elsewhere(service, ledger)
+        await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
 
 
 @pytest.mark.parametrize("hears", [True, False], ids=["hears", "deaf"])
 @pytest.mark.parametrize("profile", [PROFILE, BLIND])
 @pytest.mark.parametrize("seconds", [0, 30])
+@pytest.mark.usefixtures("lent_by_clock")
 async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     service: FakeService,
     monkeypatch: pytest.MonkeyPatch,
@@ -447,8 +452,6 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     hears: bool,
 ) -> None:
     """Within a minute, not the year for which a form is put off that nobody can query; `seconds` after it was made."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
-    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
     ledger = SharedLedger()
     if not hears:
         monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)
@@ -503,8 +506,7 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
         service.pay("form-1")
         if is_writing:
             await gate.there.wait()
-        event = Returned(at=service.clock.time(), transaction_id=5001)
-        await SharedLedger(ledger).apply(await record_in(ledger, "form-1"), event)
+        await told_elsewhere(service, ledger)
         await service.clock.advance(1)  # its holder is woken
         monkeypatch.setattr(leases, "RENEW", until_next)
         gate.go.set()
@@ -516,14 +518,9 @@ async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(
         assert await state_of(service) is State.ACCEPTED
 
 
-async def test_a_form_that_nobody_can_query_is_renewed_no_more(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process hears of its own last write, too, and took back the day for which the lease is put off then: it was
-    renewed for ever, and no other process could query it, as one after an upgrade can.
-    """
-    monkeypatch.setattr(leases, "RENEW", 0.01)
-    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+@pytest.mark.usefixtures("lent_by_clock")
+async def test_a_form_that_nobody_can_query_is_renewed_no_more(service: FakeService) -> None:
+    """Another process can claim it, as one that can query it after an upgrade; its own hears of its last write, too."""
     ledger = SharedLedger()
     async with prepared(service, attrs.evolve(PROFILE, status=None, confirm=None), ledger):
         for _ in range(100):  # of both times
@@ -535,12 +532,9 @@ async def test_a_form_that_nobody_can_query_is_renewed_no_more(
 
 
 @pytest.mark.parametrize("returns", [1330, 1341])
-async def test_an_expired_form_that_came_back_is_put_off_no_more(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch, returns: int
-) -> None:
-    """Its queries end then, or right before: due in minutes, nobody confirmed it after a restart; it was reversed."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
-    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+@pytest.mark.usefixtures("lent_by_clock")
+async def test_an_expired_form_that_came_back_is_put_off_no_more(service: FakeService, returns: int) -> None:
+    """Its queries end then, or right before: the next process confirms it within its window."""
     ledger = SharedLedger()
 
     service.confirm_scripts = [reset] * 1000
@@ -1502,11 +1496,11 @@ async def test_one_look_at_the_feed_for_all_that_is_taken_over(
     assert reads.await_count == 2
 
 
+@pytest.mark.usefixtures("quick_rounds")
 async def test_a_living_process_goes_on_with_what_a_dead_one_confirmed(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the dead one followed nothing else, so that nothing is left to be taken over: the form was decided."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
     monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 2)
     ledger = SharedLedger()
     other = SharedLedger(ledger)
@@ -1514,9 +1508,7 @@ async def test_a_living_process_goes_on_with_what_a_dead_one_confirmed(
         async with tracking(service, other, PROFILE):
             await paid_after_it_was_given_up(service, other)
         service.confirmed.add(5001)  # and the answer was lost
-        for _ in range(20):  # of both times
-            await service.clock.advance(1)
-            await asyncio.sleep(0.005)
+        await pass_by(service, 20)
     assert await state_of(service) is State.ACCEPTED
 
 

@@ -115,13 +115,6 @@ def at_state(state: State) -> Record:
     return attrs.evolve(RECORD, state=state, version=3, decided_at=1.5 if state in DECIDED else None)
 
 
-def reachable(state: State) -> set[State]:
-    found = {state}
-    while more := {after for before, after in MOVES if before in found} - found:
-        found |= more
-    return found
-
-
 # --- The graph
 
 
@@ -158,15 +151,6 @@ def test_every_state_has_its_row_and_every_event_its_place() -> None:
         == set(EXAMPLES)
         == kinds - {Event, Found, Decision, events.NothingPaid}
     )
-
-
-def test_where_a_state_may_lead() -> None:
-    """What is not decided can end in each way; a refused attempt may be paid, and what is paid only be given back."""
-    for state in set(State) - DECIDED - {REVERSING}:
-        assert reachable(state) >= DECIDED
-    assert reachable(ACCEPTED) == reachable(REVERSING) == {ACCEPTED, REVERSING, REVERSED}
-    assert reachable(REVERSED) == {REVERSED}
-    assert reachable(REFUSED) == {REFUSED} | reachable(ACCEPTED)
 
 
 def test_what_is_given_back_keeps_the_receipt_of_its_approval() -> None:

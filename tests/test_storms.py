@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import attrs
 import pytest
@@ -27,8 +26,7 @@ from crowd import (
     tracking,
     waited,
 )
-from fake_ledgers import SharedLedger
-from fake_service import pending_of
+from fake_service import pending_of, two_processes
 from payclient.events import Evidence
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -50,19 +48,6 @@ class Shedding(Service):
     async def shed(self) -> HttpResponse | None:
         await asyncio.sleep(self.after)
         return limited(self.retry_after) if self.dice.random() < self.share else None
-
-
-@asynccontextmanager
-async def two_processes(
-    service: Service, queries_per_minute: float | None = None
-) -> AsyncIterator[tuple[payclient.Tracker, payclient.Tracker]]:
-    """Two trackers over one ledger."""
-    ledger, profile = SharedLedger(), attrs.evolve(PROFILE, queries_per_minute=queries_per_minute)
-    async with (
-        tracking(service, ledger=ledger, profile=profile) as one,
-        tracking(service, ledger=SharedLedger(ledger), profile=profile) as other,
-    ):
-        yield one, other
 
 
 # --- 429
@@ -128,7 +113,7 @@ async def test_a_retry_after_is_obeyed_up_to_a_minute() -> None:
 async def test_processes_that_share_a_rate_end_every_wait_of_a_service_that_sheds() -> None:
     """Two trackers over one ledger: 120 queries a minute for both, also while some are answered 429."""
     service = Shedding(0.3)
-    async with two_processes(service, 120.0) as trackers:
+    async with two_processes(service, attrs.evolve(PROFILE, queries_per_minute=120.0)) as trackers:
         pendings = [await trackers[number % 2].sale(push(f"order-{number}")) for number in range(40)]
         outcomes = await waited(pendings)
         assert None not in {outcome.paid for outcome in outcomes}
@@ -141,7 +126,7 @@ async def test_processes_that_share_a_rate_end_every_wait_of_a_service_that_shed
 async def test_a_shared_rate_is_slowed_once_by_a_round_of_429() -> None:
     """32 in flight are shed with `Retry-After: 0`: both processes go on within ten seconds."""
     service = Shedding(1.0, "0", after=5.0, undecided=True)
-    async with two_processes(service, 600.0) as trackers:
+    async with two_processes(service, attrs.evolve(PROFILE, queries_per_minute=600.0)) as trackers:
         for number in range(80):
             await trackers[number % 2].sale(push(f"order-{number}"))
         await asyncio.sleep(60.0)

@@ -197,7 +197,7 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
 async def test_a_transaction_whose_id_is_ours_in_another_spelling_is_nobody_elses(
     service: Lagging, spelt: str, script: Script
 ) -> None:
-    """A service that keeps our id so finds nothing under ours: the sale was called absent, and sent again."""
+    """A service that keeps our id so finds nothing under ours, which proves no absence."""
     service.scripts, request = [script], sale("order-2026-17")
     async with tracking(service) as tracker:
         with suppress(payclient.CustomerBusyError):
@@ -679,7 +679,7 @@ async def test_what_a_users_own_source_cannot_read_decides_nothing(service: Lagg
 async def test_a_forged_candidate_of_a_refused_sale_is_not_believed_of_a_users_own_source(
     service: Lagging,
 ) -> None:
-    """It goes by the id that was named, and does not say whose it is: the next attempt was not sent, and was "paid"."""
+    """It goes by the id that was named, and does not say whose it is: that pays nothing."""
 
     async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
         return payclient.StatusReport(state="Aceptado", transaction_id=reference.candidate_id)

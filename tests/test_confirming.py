@@ -174,7 +174,7 @@ def confirm_without_names(service: FakeService, number: int, *, listed: bool = T
 async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(
     service: FakeService, before: list[str], odd: dict[str, object]
 ) -> None:
-    """The customer had closed the form, so that nobody queried it any more: it was called unpaid for ever."""
+    """Also where the customer had closed the form, so that nobody queries it any more."""
     async with prepared(service) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
         service.pay("form-1")
@@ -194,7 +194,7 @@ async def test_a_payment_that_is_confirmed_without_a_name_is_found_by_our_id(
 async def test_a_declined_card_cancels_no_form_of_which_a_payment_was_confirmed_without_a_name(
     service: FakeService, closed: bool
 ) -> None:
-    """The payment is listed late, and the form was called cancelled for ever."""
+    """The payment is listed late: until then nobody knows."""
     async with prepared(service) as tracker:
         if closed:
             await tracker.returned(back(0))
@@ -211,7 +211,7 @@ async def test_a_declined_card_cancels_no_form_of_which_a_payment_was_confirmed_
 
 
 async def test_a_confirmation_answered_without_its_number_may_be_anothers(service: FakeService) -> None:
-    """A proxy gave the answer to the wrong request: the service gave the payment back, and it was called paid."""
+    """A proxy may give the answer to the wrong request, and the service gives the payment back."""
     async with prepared(service) as tracker:
         query = service.pay("form-1")
         service.confirm_scripts = [lambda: answer(200, {"transactionStatus": "Approved"}), *[reset] * 1000]
@@ -222,7 +222,7 @@ async def test_a_confirmation_answered_without_its_number_may_be_anothers(servic
 
 
 async def test_other_parameters_may_be_in_another_encoding(service: FakeService) -> None:
-    """The return was refused, and the payment reversed where nothing else found it."""
+    """The payment would be reversed where nothing else finds it."""
     async with prepared(service) as tracker:
         assert (await tracker.returned(f"?shop=Jos%E9&{service.pay('form-1')[1:]}")).paid is True
 
@@ -1239,7 +1239,7 @@ async def test_what_the_status_tells_after_a_withdrawal_goes_before_its_answer(
 
 
 async def test_a_withdrawal_takes_no_longer_where_a_push_lives_for_a_day(service: FakeService) -> None:
-    """The queries after it are seconds apart: `cancel` took a quarter of an hour."""
+    """The queries after it are seconds apart, whatever the window."""
     profile = attrs.evolve(PROFILE, sale_window=86_400.0, absent_after=172_800.0)
     async with selling(service, profile=profile) as (tracker, pending):
         service.cancel_scripts = [reset]

@@ -509,7 +509,7 @@ async def test_another_accounts_not_found_frees_no_notified_refusal(service: Acc
 async def test_a_notified_refusal_that_no_query_can_find_is_not_called_another_accounts(
     service: Accounts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing was queried, and its token is the one in use: the error and a warning spoke of another token."""
+    """Nothing was queried, and its token is the one in use: neither the error nor a warning speaks of another."""
     async with refused(service, refuses(800), ledger=service.book, profile=payclient.DOCUMENT) as tracker:
         await tracker.notify(hint())
         await error_of(

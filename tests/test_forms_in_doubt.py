@@ -246,7 +246,7 @@ def source_of(service: FakeService, kind: str, transaction_id: int) -> StatusSou
 
 
 async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeService) -> None:
-    """It looks a form up in another list: asked for a sale it found nothing, and the customer paid twice."""
+    """It looks a form up in another list than a sale."""
     source = source_of(service, "form", 5001)
     service.scripts = [refuses(20)]
     async with tracking(service, status=source) as tracker:
@@ -261,7 +261,7 @@ async def test_a_source_learns_that_a_refused_form_is_a_form(service: FakeServic
 async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_id(
     service: FakeService,
 ) -> None:
-    """A user's source looks each kind up in a list of its own: asked for a form alone, the paid sale was sent again."""
+    """A user's source looks each kind up in a list of its own, and is asked for both."""
     source = source_of(service, "sale", 1000)
     async with refused(service, refuses(22), refuses(800), status=source) as tracker:
         await tracker.notify(hint(1000))
@@ -273,7 +273,7 @@ async def test_a_refused_sale_is_doubted_as_a_sale_beside_a_refused_form_of_its_
 
 
 async def test_a_paid_sale_is_found_beside_a_cancelled_form_of_its_id(service: FakeService) -> None:
-    """A user's source was asked for the form first, and for nothing else after that: the paid sale was sent again."""
+    """A user's source is asked for the sale, too, though it has an answer about the form."""
     listed = False
 
     async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
@@ -311,7 +311,7 @@ async def test_a_declined_form_holds_its_id_beside_a_refused_sale_of_it(service:
 
 
 async def test_a_form_is_found_by_a_source_of_ones_own(service: FakeService) -> None:
-    """The profile names no status query: a form was paid, nobody asked the source, and its purchase paid once more."""
+    """Where the profile names no status query."""
 
     async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
         return payclient.StatusReport(
@@ -356,7 +356,7 @@ async def test_an_answer_about_another_transaction_confirms_nothing(service: Fak
 
 @pytest.mark.parametrize("fault", ["pending", "ledger"])
 async def test_a_form_that_was_given_up_is_confirmed_until_paid(service: FakeService, fault: str) -> None:
-    """An answer that decides nothing, or that the ledger does not take, is none: it had stayed cancelled, and free."""
+    """An answer that decides nothing, or that the ledger does not take, is none."""
     failing: list[str] = []
 
     def said() -> HttpResponse:
@@ -831,7 +831,7 @@ async def test_a_confirmation_waits_a_while_for_a_ledger_that_fails(
 async def test_a_return_that_is_written_late_is_written_before_its_answer(
     service: FakeService, unanswered: int
 ) -> None:
-    """The card was declined, which settles what came back: written after that, it held the purchase for an hour."""
+    """The card was declined, which settles what came back: written after that, a return would hold the purchase."""
     service.confirm_scripts = [reset] * unanswered  # then a query tells it
     failures = [disk_full, disk_full]
     ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
@@ -919,7 +919,7 @@ async def left_in_doubt(service: FakeService, purchase: str | None = None) -> Ho
 async def test_what_a_person_has_settled_holds_its_purchase_once_it_is_confirmed(
     service: FakeService, again: bool
 ) -> None:
-    """It was being confirmed as the person decided, or came back again; its answer was lost, and a push was sent."""
+    """It was being confirmed as the person decided, or came back again, and its answer was lost."""
     ledger = await left_in_doubt(service, "cart-1")
     async with tracking(service, ledger, BLIND) as tracker:
         service.confirm_scripts = [reset] * 1000
@@ -942,7 +942,7 @@ async def test_what_a_person_has_settled_holds_its_purchase_once_it_is_confirmed
 async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
     service: FakeService, comes_back: str
 ) -> None:
-    """The service's portal shows it as approved; unconfirmed it was given back five minutes later, and called paid."""
+    """The service's portal shows it as approved; unconfirmed it is given back five minutes later."""
     ledger = await left_in_doubt(service)
     async with tracking(service, ledger, BLIND) as tracker:
         query = service.pay("form-1")
@@ -962,7 +962,7 @@ async def test_a_payment_that_a_person_has_accepted_is_confirmed_all_the_same(
 async def test_a_payment_that_a_person_has_accepted_is_confirmed_by_the_next_process(
     service: FakeService,
 ) -> None:
-    """The process ended before it was confirmed: it was given back, and called paid."""
+    """The process ended before it was confirmed: unconfirmed it is given back."""
     ledger = await left_in_doubt(service)
     async with tracking(service, ledger, BLIND) as tracker:
         service.confirm_scripts = [reset] * 1000

@@ -176,7 +176,7 @@ async def test_an_old_query_says_nothing_of_an_attempt_after_it(caplog: pytest.L
 async def test_a_late_payment_of_an_older_attempt_leaves_the_newer_one_followed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A query by what was notified was in flight as a person called the older one refused: it was paid all the same."""
+    """A query by what was notified is in flight as a person calls the older one refused: what it finds is paid."""
     service, gate = FakeService(), Gate()
     service.first_id, service.scripts = 2000, [lost_request]
 

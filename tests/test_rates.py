@@ -101,7 +101,7 @@ async def test_a_check_within_the_rate_is_one_query_now() -> None:
 
 @in_virtual_time
 async def test_a_rate_slower_than_the_total_time_out_decides_a_declined_sale() -> None:
-    """Its second query waited for no longer than the total time-out: it was never made, its purchase held for ever."""
+    """Its second query waits for its turn for longer than the total time-out."""
     service = Service()
     async with tracking(service, profile=attrs.evolve(CROWD, queries_per_minute=1)) as tracker:
         pending = await tracker.sale(push("declined"))

@@ -293,7 +293,7 @@ async def test_the_end_of_a_first_reversal_ends_no_second_one(service: Service) 
 
 @pytest.mark.parametrize("is_on_record", [False, True])
 async def test_a_permit_that_may_be_on_record_ends_as_not_sent(service: Service, is_on_record: bool) -> None:
-    """The ledger failed at it, and nothing was sent: it stayed as being given back, and nobody asked about it."""
+    """The ledger failed at it, and nothing was sent: the payment is paid, and may be given back."""
     fails = {"ReversalPermitted": once(disk_full)}
     ledger = HookedLedger(after=fails) if is_on_record else HookedLedger(before=fails)
     async with tracking(service, ledger, PROFILE) as tracker:
@@ -307,7 +307,7 @@ async def test_a_permit_that_may_be_on_record_ends_as_not_sent(service: Service,
 async def test_a_permit_that_failed_ends_no_other_reversal(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger failed at it, and took that of another call meanwhile: it called paid what is being given back."""
+    """The ledger failed at it, and took that of another call meanwhile."""
     gate = Gate()
     async with (
         aclosing(await open_ledger(f"sqlite:{tmp_path / 'sales.db'}")) as ledger,

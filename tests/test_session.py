@@ -894,7 +894,7 @@ async def test_a_before_send_that_swallows_the_time_out_sends_nothing() -> None:
 @in_virtual_time
 @pytest.mark.parametrize("waits_in_permit", [False, True])
 async def test_a_transport_that_goes_on_after_the_time_out_sends_nothing(waits_in_permit: bool) -> None:
-    """As one behind a shield, or in a thread: the charge was called not sent, and may have been sent again since."""
+    """As one behind a shield, or in a thread: what was called not sent is not sent later."""
     fake, later = Scripted(CREATED), set[asyncio.Task[HttpResponse]]()
 
     async def permit() -> None:

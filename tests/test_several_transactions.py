@@ -105,7 +105,7 @@ async def test_whichever_of_two_is_approved_is_paid(
 async def test_what_a_search_finds_of_others_decides_nothing(
     service: FakeService, first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The service looks for ids that begin so: another's payment hid ours, or was one too many."""
+    """The service looks for ids that begin so: another's payment neither hides ours nor is one too many."""
     async with selling(service, profile=BY_CLIENT) as (_, pending):
         service.add_sale(999, clientTransactionId="order-170")
         sales = sorted(service.sales.values(), key=lambda each: each["transactionId"] != first)
@@ -607,7 +607,7 @@ async def test_what_another_process_sent_in_silence_does_not_end_the_look(
 async def test_no_look_is_made_without_an_id_to_query_by(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By transaction id alone a newer attempt takes no later look of one that was notified: it failed for ever."""
+    """By transaction id alone a newer attempt takes no later look of one that was notified, which could only fail."""
 
     async def notified() -> None:
         await tracker.notify(hint(77))
@@ -1361,7 +1361,7 @@ async def test_what_was_named_is_paid_by_its_own_transaction(service: FakeServic
 async def test_a_cancelled_earlier_attempt_of_another_content_keeps_nothing_from_being_sent(
     service: FakeService,
 ) -> None:
-    """The repeated POST of a cart was cancelled; the cart has changed since, and would be refused for ever."""
+    """The repeated POST of a cart was cancelled; the cart has changed since."""
     lagging(service, 5.0)
     async with refused(service, posted(1, BUSY), refuses(5, status=401)) as tracker:
         await error_of(payclient.UnauthorizedError, tracker.sale(sale(tax=100)))
@@ -1533,7 +1533,7 @@ async def test_a_forged_hint_whose_report_names_nobody_keeps_no_refused_sale_fro
 async def test_a_forged_hint_lets_nothing_be_sent_beside_what_a_source_finds_by_our_id(
     service: FakeService,
 ) -> None:
-    """A source was given the transaction id that was named alone, and found nothing: the sale was charged twice."""
+    """A source is given our own id beside the transaction id that was named."""
     async with refused(service, posted(1, BUSY), profile=NO_QUERY, status=source_of(service)) as tracker:
         service.decide("Aceptado")
         await tracker.notify(hint(77))

@@ -523,7 +523,7 @@ def test_none_is_not_the_end_of_the_requests(service: SimulatorThread) -> None:
 
 
 def test_a_batch_ends_whose_hook_exits(service: SimulatorThread) -> None:
-    """It waited for ever for the row whose task had gone; the next run finds out what came of it."""
+    """Nobody waits for the row whose task is gone; the next run finds out what came of it."""
     exits = [3]
 
     def leave(exchange: payclient.session.Exchange) -> None:
@@ -679,7 +679,7 @@ def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(service: Simu
 
 
 def test_no_thread_waits_for_a_loop_that_died(service: SimulatorThread) -> None:
-    """Its descriptors were closed, as by a program that becomes a daemon without a fork: each call waited for ever."""
+    """Its descriptors were closed, as by a program that becomes a daemon without a fork."""
     text = """
         threading.excepthook = sys.unraisablehook = lambda raised: None  # it says what it died of
         def close(exchange):
@@ -752,7 +752,7 @@ def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
 
 
 def test_an_interrupt_at_any_step_leaves_the_loop_running(service: SimulatorThread) -> None:
-    """Ctrl-C, or a time limit of Celery's: a lock that its caller left behind stopped every later call for good."""
+    """Ctrl-C, or a time limit of Celery's, leaves no lock behind that stops every later call."""
     text = """
         warnings.simplefilter("ignore", RuntimeWarning)  # of a coroutine that was not handed over
         sys.unraisablehook = lambda raised: None  # an interrupt of the garbage collector

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import count
 from unittest.mock import AsyncMock
 
@@ -36,6 +37,7 @@ from fake_service import (
     unlisted,
 )
 from payclient.events import Evidence, ReversalPermitted
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -59,6 +61,21 @@ async def assert_paid(service: FakeService, tracker: payclient.Tracker, seconds:
     """So many seconds later the form is known to be paid."""
     await service.clock.advance(seconds)
     assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+async def assert_collected_once(tracker: payclient.Tracker) -> None:
+    """The cart is paid, and by no two of its asks."""
+    bought = await tracker.purchase("cart-1")
+    assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+
+
+@asynccontextmanager
+async def second_form(service: FakeService, ledger: Ledger | None = None) -> AsyncIterator[payclient.Tracker]:
+    """A tracker that has prepared another form for the cart, as the card of the first one was declined."""
+    async with prepared(service, ledger=ledger) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        await tracker.prepare(form("form-2"), purchase="cart-1")
+        yield tracker
 
 
 async def test_a_form_whose_tracker_closes_in_its_write_holds_its_purchase(service: FakeService) -> None:
@@ -635,8 +652,7 @@ async def test_a_form_that_lost_its_purchase_to_a_push_is_left(service: FakeServ
         assert pending.outcome.paid is (push != "cancelled")
         await service.clock.advance(1200)
         assert (5001 in service.confirmed) is (push == "cancelled")
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
 
 
 async def test_a_push_beside_a_form_takes_no_payment_from_it(service: FakeService) -> None:
@@ -651,33 +667,27 @@ async def test_a_push_beside_a_form_takes_no_payment_from_it(service: FakeServic
 
 async def test_of_two_forms_that_were_cancelled_and_then_paid_one_is_confirmed(service: FakeService) -> None:
     """Each form's card was declined; then both tabs pay by another card, and the first answer is lost."""
-    async with prepared(service) as tracker:
-        await tracker.returned(service.pay("form-1", 4998, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
-        await tracker.returned(service.pay("form-2", 4999, transactionStatus="Canceled"))
+    async with second_form(service) as tracker:
+        await tracker.returned(service.pay("form-2", 4998, transactionStatus="Canceled"))
         service.confirm_scripts = [lambda: lost_confirmation(service)]
         for number in (1, 2):
             await passing(service, tracker.returned(service.pay(f"form-{number}", 5000 + number)))
         await service.clock.advance(1300)
         assert 5002 not in service.confirms
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
 
 
 async def test_of_two_forms_paid_and_not_confirmed_the_first_is(service: FakeService) -> None:
     """Both cards were declined, both tabs pay by another card, and confirmations fail: neither waits for the other."""
-    async with prepared(service) as tracker:
-        await tracker.returned(service.pay("form-1", 4998, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
-        await tracker.returned(service.pay("form-2", 4999, transactionStatus="Canceled"))
+    async with second_form(service) as tracker:
+        await tracker.returned(service.pay("form-2", 4998, transactionStatus="Canceled"))
         service.confirm_scripts, service.instead = [reset] * 5, unlisted
         for number in (2, 1):
             await passing(service, tracker.returned(service.pay(f"form-{number}", 5000 + number)))
         await service.clock.advance(1300)
         assert 5002 in service.confirmed
         assert 5001 not in service.confirms
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
 
 
 def lose_confirmations(service: FakeService) -> None:
@@ -696,17 +706,14 @@ async def test_a_payment_that_could_not_be_put_on_record_is_not_the_first(servic
     """Only a query has found it; the return of the other form did not meet it in the ledger. Both answers are lost."""
     ledger = HookedLedger(before={"FoundPending": once(disk_full)})
 
-    async with prepared(service, ledger=ledger) as tracker:
-        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
+    async with second_form(service, ledger) as tracker:
         lose_confirmations(service)
         service.pay("form-2", 5002)
         await (await pending_of(tracker, "form-2")).check()
         await passing(service, tracker.returned(service.pay("form-1", 5001)))
         await service.clock.advance(1300)
         assert 5002 not in service.confirmed
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
 
 
 async def test_a_return_that_could_not_be_written_is_not_the_first(service: FakeService) -> None:
@@ -714,9 +721,7 @@ async def test_a_return_that_could_not_be_written_is_not_the_first(service: Fake
     failures: list[Callable[[], None]] = []
     ledger = HookedLedger(before={"Returned": lambda: failures.pop()() if failures else None})
 
-    async with prepared(service, ledger=ledger) as tracker:
-        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
+    async with second_form(service, ledger) as tracker:
         lose_confirmations(service)
         failures += [disk_full] * 2
         await error_of(payclient.LedgerUnavailableError, tracker.returned(service.pay("form-2", 5002)))
@@ -724,22 +729,18 @@ async def test_a_return_that_could_not_be_written_is_not_the_first(service: Fake
         await passing(service, tracker.returned(service.pay("form-1", 5001)))
         await service.clock.advance(1300)
         assert 5002 not in service.confirmed
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
 
 
 async def test_a_form_of_a_paid_purchase_is_not_confirmed(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its first form was declined, and so another one was given; the old tab pays by another card, then the new one."""
-    async with prepared(service) as tracker:
-        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
+    async with second_form(service) as tracker:
         assert (await tracker.returned(service.pay("form-1", 5001))).paid is True
         await passing(service, tracker.returned(service.pay("form-2", 5002)))
         await service.clock.advance(1800)
-        bought = await tracker.purchase("cart-1")
-        assert (bought.paid, bought.collected, bought.overpaid) == (True, 1150, False)
+        await assert_collected_once(tracker)
     assert 5002 not in service.confirms
     assert sum("form-2: its payment is not confirmed" in each for each in caplog.messages) == 1
 
@@ -748,9 +749,7 @@ async def test_a_cancelled_form_is_not_confirmed_while_the_ledger_fails(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another ask of its purchase was free to be paid, and was: only the ledger can tell."""
-    async with prepared(service) as tracker:
-        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
+    async with second_form(service) as tracker:
         assert (await tracker.returned(service.pay("form-2", 5001))).paid is True
         gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))
         monkeypatch.setattr(service.ledger, "asks", gone)
@@ -801,9 +800,7 @@ async def test_a_withheld_confirmation_stays_withheld_while_the_ledger_fails(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old tab paid by another card, the new form's payment waits for that, and then nobody can read the ledger."""
-    async with prepared(service) as tracker:
-        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
-        await tracker.prepare(form("form-2"), purchase="cart-1")
+    async with second_form(service) as tracker:
         assert (await tracker.returned(service.pay("form-1", 5001))).paid is True
         await passing(service, tracker.returned(service.pay("form-2", 5002)))
         gone = AsyncMock(side_effect=payclient.LedgerUnavailableError("gone"))

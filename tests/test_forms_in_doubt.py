@@ -38,7 +38,6 @@ from fake_service import (
 )
 from payclient.events import Evidence, ReversalPermitted
 from payclient.ledger import Ledger
-from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_confirming import BLIND, PROFILE, STATUS, back, passing, prepared, state_of, the_end
@@ -500,29 +499,21 @@ async def test_a_payment_that_is_named_late_holds_its_purchase(
         assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
 
 
-async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(service: FakeService) -> None:
-    """Its purchase was free; after an upgrade the profile names the query, and the form is found paid."""
-    ledger = MemoryLedger()
-    async with prepared(service, BLIND, ledger) as tracker:
-        assert (await the_end(service, tracker)).state is State.EXPIRED
-        await service.clock.advance(4000)
-    service.pay("form-1")
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await collected_by(tracker, "cart-1")
-
-
-async def test_a_form_that_is_found_paid_and_not_confirmed_yet_holds_its_purchase(
-    service: FakeService,
+@pytest.mark.parametrize("is_confirmed", [True, False])
+async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(
+    service: FakeService, is_confirmed: bool
 ) -> None:
-    """Nobody could query it, so that its purchase was free; by now it is found, and its confirmation has no answer."""
-    ledger = MemoryLedger()
-    async with prepared(service, BLIND, ledger) as tracker:
+    """Its purchase was free; after an upgrade the profile names the query, and the form is found paid.
+
+    While its confirmation has no answer it holds its purchase.
+    """
+    async with prepared(service, BLIND) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED
         await service.clock.advance(4000)
     service.pay("form-1")
-    service.confirm_scripts = [reset] * 100
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await held_by(tracker, "cart-1")
+    service.confirm_scripts = [] if is_confirmed else [reset] * 100
+    async with tracking(service, service.ledger, PROFILE) as tracker:
+        await (collected_by if is_confirmed else held_by)(tracker, "cart-1")
 
 
 async def test_a_form_that_nobody_looks_at_frees_its_purchase_once_its_links_are_dead(

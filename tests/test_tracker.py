@@ -449,17 +449,6 @@ async def test_a_ledger_of_another_service(service: FakeService, tmp_path: Path,
     await ledger.aclose()
 
 
-async def test_a_tracker_that_was_closed_is_not_entered_again(service: FakeService) -> None:
-    """It would charge, and follow nothing."""
-    async with PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session:
-        async with payclient.Tracker(session, service.ledger, clock=service.clock) as tracker:
-            await tracker.sale(sale())
-        with pytest.raises(payclient.UsageError, match="closed"):
-            async with tracker:
-                await tracker.sale(sale("order-18"))
-    assert service.posted == {"order-17": 1}
-
-
 async def test_each_error_names_its_own_charge(service: FakeService) -> None:
     """Also where several callers wait for one token and are given one error, and where the request is refused here."""
 
@@ -494,11 +483,16 @@ async def test_an_error_of_a_token_s_own_class_stays_one(service: FakeService) -
 
 
 async def test_a_tracker_is_entered_once(service: FakeService) -> None:
-    """Whoever left the inner block would close the tracker of the outer one."""
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.UsageError, match="opened"):
-            await tracker.__aenter__()
-        assert (await tracker.sale(sale())).state is State.PENDING
+    """Whoever left the inner block would close the tracker of the outer one; a closed one would follow nothing."""
+    async with PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session:
+        async with payclient.Tracker(session, service.ledger, clock=service.clock) as tracker:
+            with pytest.raises(payclient.UsageError, match="opened"):
+                await tracker.__aenter__()
+            assert (await tracker.sale(sale())).state is State.PENDING
+        with pytest.raises(payclient.UsageError, match="closed"):
+            async with tracker:
+                await tracker.sale(sale("order-18"))
+    assert service.posted == {"order-17": 1}
 
 
 def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:

@@ -368,6 +368,36 @@ async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FakeService) 
         assert (found.state, found.outcome.paid) == (State.EXPIRED, None)
 
 
+async def test_an_abandoned_form_is_queried_no_more_at_each_start_for_ever(service: FakeService) -> None:
+    """A restart each night would query months of them, before those of today; a shop closed for days missed a query."""
+    day = 86_400.0
+    async with tracking(service) as tracker:
+        await tracker.live_form("cart", request)
+        await service.clock.advance(2 * day)
+    queries = []
+    for days in (1, 2, 20):
+        await service.clock.advance(days * day)
+        before = len(service.queries)
+        async with tracking(service, ledger=service.ledger) as tracker:
+            await service.clock.advance(0.5 * day)
+            queries.append(len(service.queries) - before)
+            assert len(await tracker.unresolved()) == 1
+    assert queries == [1, 1, 0]
+
+
+async def test_a_form_that_nobody_could_query_is_queried_at_a_start_once_somebody_can(
+    service: FakeService,
+) -> None:
+    """However old it is: it may be paid."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, status=None)) as tracker:
+        await tracker.prepare(request())
+        await service.clock.advance(30 * 86_400.0)
+    service.pay("form-1", state="Aceptado")
+    async with tracking(service, ledger=service.ledger) as tracker:
+        await service.clock.advance(60)
+        assert (await pending_of(tracker, "form-1")).outcome.paid
+
+
 @pytest.mark.parametrize(
     "ask",
     [

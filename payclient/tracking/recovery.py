@@ -14,6 +14,8 @@ from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
+from payclient.schedule import RECHECK_AGES
+from payclient.tracking.followup import awaits_last_query, customer_acted
 from payclient.tracking.returned_form import is_confirmed
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ DISORDER = 3600.0
 #: before one may have come after it: the wall clock was set back between the two.
 DECIDED_BY_IT = 60.0
 
+#: In units of the age at its last background query: the age of an expired ask that a start queries no more. A shop that
+#: was closed for some days has missed that query.
+OVER = 7.0
+
 #: Seconds after which `look_back` begins again where the ledger failed.
 AGAIN = 60.0
 
@@ -43,11 +49,31 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     # Where an outcome has been recorded since, that one counts.
     recovered = await asyncio.gather(*map(poller.asks.write, stale, events))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
-        if poller.policy.follows(record):
+        if poller.policy.follows(record) and not _is_over(poller, record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
+
+
+def _is_over(poller: Poller, record: Record) -> bool:
+    """Return whether the last background query of an expired ask, mostly an abandoned form, is long past.
+
+    Its lease, if any, is put off for a year instead.
+    """
+    if record.state is not State.EXPIRED or awaits_last_query(record) or customer_acted(record):
+        return False
+    age = poller.clock.time() - (record.expires_at or record.created_at)
+    return poller.asks.leases is None and age > OVER * RECHECK_AGES[-1] * poller.policy.scale
+
+
+async def _follow_unqueried(poller: Poller) -> None:
+    """Follow what `take_over` left as over, and nobody could query: perhaps it can be queried by now."""
+    async for record in poller.asks.ledger.unfinished():
+        if _is_over(poller, record) and poller.policy.has_id(record):
+            history = await history_of(poller.asks.ledger, record)
+            if any("unqueried" in change.facts for change in history):
+                poller.asks.follow(record)
 
 
 def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
@@ -94,7 +120,8 @@ async def look_back(poller: Poller) -> None:
     """
     while True:
         try:
-            return await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
+            await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
+            return await _follow_unqueried(poller)
         except LedgerError as error:
             poller.asks.late.failed(error)
             await sleep(poller.clock, AGAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -261,6 +262,19 @@ async def test_a_form_more_costs_the_same_however_many_live(
         looked.clear()
         await tracker.prepare(request("later"))
         assert {each.client_transaction_id for each in looked} == {"late", "later"}
+
+
+async def test_forms_are_let_go_of_though_one_was_prepared_by_a_clock_ahead(service: FakeService) -> None:
+    """The clock was a year ahead for one form, and is right since: a form of today does not outlive its links."""
+    async with tracking(service) as tracker:
+        service.clock.jump_wall(365 * 86_400.0)
+        await tracker.prepare(request("ahead"))
+        service.clock.jump_wall(-365 * 86_400.0)
+        form = weakref.ref(await tracker.prepare(request("today")))
+        await service.clock.advance(3600)
+        await tracker.prepare(request("later"))
+        gc.collect()
+        assert form() is None
 
 
 async def test_an_id_that_was_prepared_before_leads_to_a_form(service: FakeService) -> None:

@@ -238,8 +238,7 @@ class Forms:
 
     def _remember(self, identifier: str, result: PrepareResult, prepared_at: float) -> KnownForm:
         """Keep the form of an id in memory unless one is, and return the kept one. The oldest are dropped once dead."""
-        now = self._clock.time()
-        while self._known and not self._known[oldest := next(iter(self._known))].form.is_live(now):
+        while self._known and not self._known[oldest := next(iter(self._known))].is_live(self._clock, 0.0):
             del self._known[oldest]
         form = PaymentForm(
             client_transaction_id=identifier,
@@ -248,7 +247,7 @@ class Forms:
             result=result,
             lifetime=self._lifetime,
         )
-        known = KnownForm(form, clock_ahead=max(prepared_at, now) - self._clock.monotonic())
+        known = KnownForm(form, clock_ahead=max(prepared_at, self._clock.time()) - self._clock.monotonic())
         return self._known.setdefault(identifier, known)
 
     async def live(

@@ -205,7 +205,8 @@ def reconcile(
     paid is compared. Exit codes: 0 each cent agrees; 3 some do not; 2 bad input.
 
     :param statement: A .csv, .xlsx, .ods or .jsonl file of the service or the bank.
-    :param since: The first day of the statement, such as 2026-03-01.
+    :param since: The first day of the statement, such as 2026-03-01. Days are those of this machine's clock: on a
+        server in UTC set the statement's time zone, as by TZ=America/Guayaquil.
     :param until: The last day of the statement.
     :param report: Write each payment to a .csv, .xlsx or .jsonl file.
     :param html: Write a page for people.

@@ -377,6 +377,22 @@ async def test_an_unknown_sale_is_queried_ever_more_slowly_where_queries_fail(se
     assert 1 <= len([each for each in service.queried_at if each >= 600]) <= 5
 
 
+@pytest.mark.parametrize("hours", [1, 2, 5, 12])
+async def test_a_payment_is_found_an_hour_after_an_outage_at_the_latest(
+    service: FakeService, hours: int
+) -> None:
+    """However often its queries failed meanwhile."""
+    service.instead = lambda _: refusal(0, status=503)
+    async with selling(service) as (_, pending):
+        service.decide("Aceptado")
+        await service.clock.advance(hours * 3600)
+        assert (pending.state, pending.outcome.paid) == (State.EXPIRED, None)
+        service.instead = lambda _: None
+        await service.clock.advance(3700)
+        assert pending.outcome.paid
+    assert len(service.queries) < 30
+
+
 async def test_while_as_many_queries_as_may_be_are_under_way_no_timer_is_set_for_others() -> None:
     """They begin as the first of those is answered."""
 

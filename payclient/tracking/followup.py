@@ -458,7 +458,7 @@ class Policy:
             later.append(self._surely_ended_at(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
         if ask.failures and (ask.report is None or ask.report.state is not None):
             # Its last query came to nothing, here or in the ledger. A word that the profile lacks is an answer.
-            later.append(now + RECHECK_AGES[0] * self.scale * backoff(ask))
+            later.append(now + min(RECHECK_AGES[0] * backoff(ask), RECHECK_AGES[1]) * self.scale)
         return min((when for when in later if when > now), default=None)
 
     def look_meanwhile(self, ask: Followed, now: float) -> float | None:

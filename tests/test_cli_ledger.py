@@ -160,6 +160,16 @@ def test_expired_is_unresolved_only_after_its_last_query() -> None:
         assert is_unresolved(advance(record, Exhausted(at=NOW + window)), NOW + window)
 
 
+def test_list_tells_forms_from_pushes(book: Book, capfd: Said) -> None:
+    """Most forms that nobody paid were left by their customer; a push of the same age is a case for the portal."""
+    form = attrs.evolve(fresh("order-form"), kind="form", purchase="cart-9")
+    book.use(lambda ledger: ledger.permit(form))
+    assert main(["ledger", "list", "--state", "sending"]) == 0
+    lines = listed(capfd.readouterr().out)
+    assert lines["order-form"].endswith("; a payment form; for the purchase cart-9")
+    assert "form" not in lines["order-sending"]
+
+
 def test_reversal_without_an_answer_is_unresolved_within_minutes(book: Book, capfd: Said) -> None:
     """However long after the charge it was begun. The end of a late sale or of a form is no window either."""
     now = time.time()

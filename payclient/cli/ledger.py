@@ -126,6 +126,10 @@ def why(record: Record, now: float) -> str:
             word = text("why.refused", words=refusal(record))
     if record.notified_at is not None and not record.state.decided:
         word += text("why.notified")
+    if record.kind == "form":
+        word += text("why.form")
+    if record.purchase != record.client_transaction_id:
+        word += text("why.purchase", purchase=record.purchase)
     return word
 
 

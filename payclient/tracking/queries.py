@@ -244,10 +244,11 @@ class StatusQueries:
                 return record
         _alarm(record, reading.alarms)
         if reading.conflict is not None:
-            # Of what is not followed, only what is read of a form has a conflict.
-            name = "confirmation_conflicted" if ask is None else "status_conflicted"
-            what = "a report is not ours: %s"
-            log("error", name, record.client_transaction_id, what, reading.conflict)
+            key, what = record.client_transaction_id, "a report is not ours: %s"
+            if ask is None:  # of what is not followed, only what is read of a form has a conflict
+                log("error", "confirmation_conflicted", key, what, reading.conflict)
+            else:
+                log("error", "status_conflicted", key, what, reading.conflict)
         after = record
         for event in reading.events:
             if ask is None:

@@ -323,9 +323,11 @@ def decode_status(
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is pending,
     else cancelled. What names another id beside one that names this one is left out. Raises a `RefusedError`, or
-    `OutcomeUnknownError` where nothing can be read, and for a "not found" by a cache or perhaps of another id.
+    `OutcomeUnknownError` where nothing can be read, for what a cache stored, and for "not found" that may be of another.
     """
     answer = Answer(response, profile, client_transaction_id)
+    if (response.header("age") or "0").strip() != "0":
+        raise unknown_error(answer, "the answer came from a cache, of an earlier query")
     report = _read_single_report(answer)
     if report is not None:
         return report
@@ -339,8 +341,6 @@ def decode_status(
         report = _report_of_all(reports)
     elif not _is_not_found(answer):
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
-    if report is None and (response.header("age") or "0").strip() != "0":
-        raise unknown_error(answer, '"not found" came from a cache, of an earlier query')
     if report is None and client_transaction_id is not None and _SHORTENED.search(client_transaction_id):
         raise unknown_error(answer, '"not found" may be of another id, to which a proxy shortens this one')
     return report

@@ -460,6 +460,21 @@ async def test_any_process_queries_again_what_it_is_refused_for(service: FakeSer
         await other.sale(sale("second"), purchase="cart")
 
 
+async def test_a_stored_pending_frees_no_purchase(service: FakeService) -> None:
+    """A cache stored it before the customer approved: the purchase was asked for again, and could be paid twice."""
+    async with selling(service, purchase="cart") as (tracker, pending):
+        stored = attrs.evolve(answer(200, service.sales[1000]), headers={"Age": "400"})
+        service.instead = lambda path: stored
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).state is State.EXPIRED
+        await held_by(tracker, "cart")
+        await service.clock.advance(5)
+        await held_by(tracker, "cart")
+        service.instead = lambda path: None
+        await service.clock.advance(5)
+        await collected_by(tracker, "cart")
+
+
 async def test_an_unknown_push_is_open(service: FakeService) -> None:
     """It may exist, however much time has passed; a refused one is gone."""
     service.scripts = [refuses(22), lost_request]

@@ -403,14 +403,19 @@ async def test_a_lost_sale_of_an_id_that_a_proxy_shortens_stays_unknown() -> Non
 @pytest.mark.parametrize(
     ("age", "found"), [("0", True), ("1", False), (" 3600", False), ("unreadable", False)]
 )
-@pytest.mark.parametrize("body", [b"[]", b'{"errorCode": 20}'])
-async def test_a_cache_proves_no_absence(age: str, found: bool, body: bytes) -> None:
-    """A "not found" of some age is of an earlier query, when the sale may not have been there yet; a report is one."""
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [(b"[]", None), (b'{"errorCode": 20}', None), (b'[{"state": "Aceptado"}]', "Aceptado"),
+     (b'{"state": "Pendiente"}', "Pendiente")],
+)  # fmt: skip
+async def test_what_a_cache_stored_is_no_answer(
+    age: str, found: bool, body: bytes, state: str | None
+) -> None:
+    """It is of an earlier query: the sale may not have been there yet, not been approved, or not been given back."""
     async with session_of(HttpResponse(200, {"age": age}, body), PROFILE) as session:
         if found:
-            assert await session.status(client_transaction_id="order-17") is None
+            report = await session.status(client_transaction_id="order-17")
+            assert (None if report is None else report.state) == state
         else:
             with pytest.raises(payclient.OutcomeUnknownError, match="cache"):
                 await session.status(client_transaction_id="order-17")
-    async with session_of(HttpResponse(200, {"age": age}, b'[{"state": "Aceptado"}]'), PROFILE) as session:
-        assert await session.status(client_transaction_id="order-17") is not None

@@ -448,6 +448,21 @@ async def test_a_query_on_its_way_tells_nothing_of_a_reversal(
     assert "order-17: given back, and yet accepted" not in alarms(caplog)
 
 
+async def test_an_answer_that_a_cache_stored_before_a_reversal_tells_nothing_of_it(service: Service) -> None:
+    """The payment was given back, and an older "accepted" called it paid."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await paid(service, tracker)
+        accepted = json.dumps(service.sales[1000]).encode()
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        service.status_scripts = [lambda: HttpResponse(200, {"Age": "1000"}, accepted)] * 200
+        assert (await tracker.reverse(pending)).state is State.REVERSING
+        await service.clock.advance(100)
+        assert pending.state is State.REVERSING
+        service.status_scripts.clear()
+        await service.clock.advance(60)
+        assert (await pending.check()).state is State.REVERSED
+
+
 async def test_what_is_given_back_is_what_the_permit_is_for(service: Service) -> None:
     """Another transaction is found paid in the place of the first, as the process waits for its token."""
     token, ledger, profile = Gate(), SharedLedger(), attrs.evolve(PROFILE, status=None)

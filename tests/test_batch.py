@@ -46,6 +46,7 @@ from payclient.clock import sleep
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from raw_server import turns
 
 State = payclient.State
 Request = payclient.SaleRequest | payclient.ChargeRow
@@ -153,16 +154,11 @@ async def all_of(results: AsyncIterator[payclient.ChargeResult]) -> list[payclie
         return [each async for each in results]
 
 
-async def turns(count: int = 200) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def settled(service: FakeService) -> int:
     """How many were sent once nothing more is."""
     before = -1
     while before != (before := sum(service.posted.values())):
-        await turns()
+        await turns(200)
     return before
 
 
@@ -337,16 +333,15 @@ async def test_what_was_known_before_a_batch_failed_is_told_first(service: FakeS
             await error_of(payclient.UsageError, anext(charges), match="cancelled")
 
 
-@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("count", range(8))
 async def test_a_batch_whose_tasks_are_cancelled_as_they_begin_goes_on(
-    service: FakeService, turns: int
+    service: FakeService, count: int
 ) -> None:
     """After however many turns of the loop others cancel all: the next run charges each row, once."""
     async with tracking(service) as tracker:
         before = asyncio.all_tasks()
         async with payclient.charge_all(tracker, rows(3)):
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await turns(count)
             for task in asyncio.all_tasks() - before:
                 task.cancel()
         again = await run(service, tracker, rows(3))
@@ -715,7 +710,7 @@ async def test_a_refused_row_that_is_found_paid_while_it_waits_is_paid(service: 
 
     async with tracking(service, ledger) as tracker:
         running = asyncio.create_task(run(service, tracker, both, each_second=then))
-        await turns()
+        await turns(200)
         service.add_sale(7777, clientTransactionId="row-1")
         await tracker.notify(hint(7777, "row-1"))
         assert paid_by(await running) == {"row-0": True, "row-1": True}
@@ -729,11 +724,11 @@ async def test_a_refused_row_that_cannot_be_read_again_is_not_called_unpaid(serv
     await charged(service, both[1:], ledger)
     async with tracking(service, ledger) as tracker:
         running = asyncio.create_task(run(service, tracker, both, each_second=silent))
-        await turns()
+        await turns(200)
         service.add_sale(7777, clientTransactionId="row-1")
         service.decide("Aceptado", 7777)
         await tracker.notify(hint(7777, "row-1"))
-        await turns()
+        await turns(200)
         assert (await ledger.peek("row-1")).state.paid
         fails = True
         results = await running
@@ -804,7 +799,7 @@ async def test_leaving_waits_for_the_answer_of_what_was_sent(service: FakeServic
 
     async def leave() -> payclient.batch.Charges:
         async with payclient.charge_all(tracker, rows(9), max_in_flight=3) as charges:
-            await turns()
+            await turns(200)
         return charges
 
     async with tracking(service, ledger) as tracker:
@@ -836,11 +831,11 @@ async def test_nobody_waits_for_results_outside_the_block(service: FakeService) 
         await error_of(payclient.UsageError, all_of(payclient.charge_all(tracker, rows(1))), "inside")
         async with payclient.charge_all(tracker, rows(1)) as results:
             reading = asyncio.create_task(all_of(results))
-            await turns()
+            await turns(200)
         await error_of(payclient.UsageError, reading, "inside")
         await error_of(payclient.UsageError, all_of(results), "inside")
         async with payclient.charge_all(tracker, rows(3), wait=0, rate=0.001) as results:
-            await turns()
+            await turns(200)
         assert [(await in_time(anext(results))).request_key for _ in range(2)] == ["row-0", "row-1"]
         await error_of(payclient.UsageError, all_of(results), "inside")
         async with payclient.charge_all(tracker, rows(1), wait=0) as results:
@@ -932,7 +927,7 @@ async def test_a_batch_that_stops_waits_for_no_busy_customer(service: FakeServic
         await service.clock.advance(12)
         assert not service.scripts
         results.stop("interrupted")
-        await turns()
+        await turns(200)
         assert reading.done()
         assert [type(each.error) for each in await reading] == [payclient.NotSentError]
 

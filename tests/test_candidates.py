@@ -44,6 +44,7 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from raw_server import turns
 
 Receipt, State = payclient.Receipt, payclient.State
 
@@ -411,8 +412,7 @@ async def test_an_early_hint_brings_no_query_before_the_answer(service: Lagging)
     async def notified() -> None:
         for _ in range(2):
             receipts.append(await tracker.notify(hint(1000)))
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await turns(5)
         asked.extend(service.queries)
 
     service.scripts = [posted(1, when(notified))]

@@ -54,6 +54,7 @@ from payclient.tracking import leases
 from payclient.tracking.recovery import LOOK_BACK
 from payclient.tracking.returned_form import MOST_IDS, MOST_REFUSALS, ReturnedForm
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from raw_server import turns
 
 State = payclient.State
 Said = Callable[[], HttpResponse]
@@ -1614,9 +1615,7 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
         assert (await events_of(service.ledger, "form-1")).count("Returned") == 1
 
 
-async def slowly() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+slowly = partial(turns, 5)
 
 
 async def test_a_payment_whose_write_seems_to_fail_ends_the_wait(service: FakeService) -> None:
@@ -1645,8 +1644,7 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
     ledger = HookedLedger(before={"Returned": slowly})
     async with prepared(service, BLIND, ledger) as tracker:
         returning = asyncio.create_task(tracker.returned(service.pay("form-1")))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
     assert (await returning).paid is None
     assert not service.confirms
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -1691,8 +1689,7 @@ async def test_a_browser_that_comes_again_as_the_tracker_closes_does_not_wait(
             again = asyncio.create_task(tracker.returned(query))
             await read.there.wait()
     read.go.set()
-    for _ in range(4):
-        await slowly()
+    await turns(20)
     assert again.done()
 
 
@@ -1706,8 +1703,7 @@ async def test_a_return_that_a_closing_tracker_cannot_write_is_confirmed(service
     ledger = HookedLedger(before={"Returned": once(fail_slowly)})
     async with prepared(service, BLIND, ledger) as tracker:
         returning = asyncio.create_task(tracker.returned(service.pay("form-1")))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
     await error_of(payclient.LedgerUnavailableError, returning)
     async with tracking(service, ledger, BLIND):
         await until(service, lambda: 5001 in service.confirmed, 5)

@@ -31,6 +31,7 @@ from payclient.events import Event
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
+from raw_server import turns
 
 #: A service that is not asked about a form by the form's own id.
 BLIND = attrs.evolve(
@@ -61,8 +62,7 @@ async def hang_up(ledger: SlowLedger, view: Coroutine[Any, Any, object]) -> None
     """Cancel a view while the ledger writes for it."""
     ledger.go.clear()
     viewing = asyncio.create_task(view)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     viewing.cancel()
     await asyncio.wait([viewing])
     assert viewing.cancelled()
@@ -116,8 +116,7 @@ async def test_a_form_is_confirmed_though_all_tasks_were_cancelled(during: str) 
         viewing = asyncio.create_task(
             tracker.notify(hint(5001, "form-1")) if is_hint else tracker.returned(query)
         )
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         assert gate.there.is_set() is (during == "its request")
         for each in asyncio.all_tasks() - {asyncio.current_task()}:
             each.cancel()
@@ -138,8 +137,7 @@ async def test_a_late_notification_is_queried_though_all_tasks_were_cancelled() 
         service.decide("Aceptado")
         ledger.go.clear()
         notifying = asyncio.create_task(tracker.notify(hint()))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         for each in asyncio.all_tasks() - {asyncio.current_task()}:
             each.cancel()
         ledger.go.set()
@@ -169,8 +167,7 @@ async def test_a_request_that_was_cancelled_before_it_began_is_made_later(
         query = service.pay("form-1")
         service.sales[1000]["transactionStatus"] = "Approved"
         call = asyncio.create_task(pending.check() if identifier == "order-17" else tracker.returned(query))
-        for _ in range(passes):
-            await asyncio.sleep(0)
+        await turns(passes)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         assert "CORO_CREATED" in {inspect.getcoroutinestate(each.get_coro()) for each in tasks}  # type: ignore[arg-type]
         for each in tasks:
@@ -199,7 +196,6 @@ async def test_a_closing_tracker_says_what_becomes_of_a_hint() -> None:
         await tracker.sale(sale())
         ledger.go.clear()
         viewing = asyncio.create_task(tracker.notify(hint()))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
     with pytest.raises(payclient.TrackerClosedError, match="hint"):
         await viewing

@@ -46,6 +46,7 @@ from payclient.lifecycle import Record
 from payclient.tracking import leases
 from payclient.tracking.purchases import Purchase
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from raw_server import turns
 from test_ledger import until
 
 State = payclient.State
@@ -665,8 +666,7 @@ async def test_links_are_kept_before_their_form_counts_as_prepared(service: Fake
 
     class Slow(MemoryLedger):
         async def keep_links(self, record: Record, links: str, until: float) -> None:
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await turns(20)
             found.append((await record_in(self, record.client_transaction_id)).state)
 
     async with tracking(service, Slow()) as tracker:

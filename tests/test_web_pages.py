@@ -24,6 +24,7 @@ from fake_service import form as request
 from pages import Read, digest_of
 from payclient.tracking.forms import FormLink
 from payclient.web import Page, is_waiting, redirect_page, sale_status, waiting_page
+from raw_server import turns
 from test_reversals import PROFILE as REVERSIBLE
 from test_reversals import Service as Reversing
 
@@ -322,8 +323,7 @@ async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
     service.scripts = [held]
     async with tracking(service) as tracker:
         sending = asyncio.create_task(tracker.sale(sale()))
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns(50)
         found = await pending_of(tracker, "order-17")
         assert (found.state, sale_status(found)["waiting"]) == (payclient.State.SENDING, True)
         held.go.set()

@@ -653,13 +653,9 @@ async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, script: S
 
 async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagging) -> None:
     """A source that goes by our own id names the true transaction, which is ours whatever candidate had its turn."""
-
-    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
-        return payclient.StatusReport(
-            state="Aceptado", transaction_id=1000, client_transaction_id=reference.client_transaction_id,
-            amount=1150, currency="USD",
-        )  # fmt: skip
-
+    source = AsyncMock(return_value=payclient.StatusReport(
+        state="Aceptado", transaction_id=1000, client_transaction_id="order-17", amount=1150, currency="USD",
+    ))  # fmt: skip
     async with selling(service, lost_answer, status=source) as (tracker, pending):
         await tracker.notify(hint(777))
         outcome = await outcome_of(service, pending)
@@ -668,11 +664,8 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
 
 async def test_what_a_users_own_source_cannot_read_decides_nothing(service: Lagging) -> None:
     """It says so of the amount, which need not be ours."""
-
-    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
-        return payclient.StatusReport(state="Aceptado", transaction_id=1000, unreadable=("amount",))
-
-    async with selling(service, status=source) as (_, pending):
+    report = payclient.StatusReport(state="Aceptado", transaction_id=1000, unreadable=("amount",))
+    async with selling(service, status=AsyncMock(return_value=report)) as (_, pending):
         assert (await outcome_of(service, pending)).paid is None
 
 
@@ -694,13 +687,7 @@ async def test_an_old_handle_takes_no_name_from_the_next_attempt(service: FakeSe
     """It was made as the first attempt was being sent, and checked as nobody answered: the name is the second one's."""
     first, second = Held(refuses(22)), Gate()
 
-    async def lost_later(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        service.execute(request)
-        await second()
-        raise ConnectionResetError
-
-    service.scripts = [first, lost_later]
+    service.scripts = [first, posted(1, when(second, lost_request))]
     async with tracking(service) as tracker:
         sending = asyncio.create_task(tracker.sale(sale()))
         await first.there.wait()

@@ -328,13 +328,9 @@ async def test_a_declined_form_holds_its_id_beside_a_refused_sale_of_it(service:
 
 async def test_a_form_is_found_by_a_source_of_ones_own(service: FakeService) -> None:
     """Where the profile names no status query."""
-
-    async def source(ids: payclient.TransactionRef) -> payclient.StatusReport | None:
-        return payclient.StatusReport(
-            state="Aceptado", transaction_id=5001, client_transaction_id=ids.client_transaction_id,
-            amount=1150, currency="USD", raw={},
-        )  # fmt: skip
-
+    source = AsyncMock(return_value=payclient.StatusReport(
+        state="Aceptado", transaction_id=5001, client_transaction_id="form-1", amount=1150, currency="USD",
+    ))  # fmt: skip
     async with tracking(service, profile=payclient.DOCUMENT, status=source) as tracker:
         await tracker.prepare(form(), purchase="cart")
         await service.clock.advance(2000)
@@ -345,10 +341,7 @@ async def test_a_form_is_found_by_a_source_of_ones_own(service: FakeService) -> 
 
 async def test_a_form_that_its_own_process_cannot_find_is_queried_by_another(service: FakeService) -> None:
     """Nobody else would, and its purchase would be held for good: that process has no source, and follows no forms."""
-
-    async def source(_: payclient.TransactionRef) -> None:
-        return None
-
+    source = AsyncMock(return_value=None)
     async with (
         tracking(service, one := SharedLedger(), BLIND) as other,
         tracking(service, SharedLedger(one), BLIND, status=source) as tracker,

@@ -8,6 +8,7 @@ import gzip
 import json
 import time
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -251,14 +252,11 @@ async def test_a_users_own_source_names_a_transaction_by_its_number_alone(
     identifier: Any, script: Script
 ) -> None:
     """Anything else is a conflict, as in an answer of the service, and never becomes the sale's id."""
-
-    async def status(reference: payclient.TransactionRef) -> payclient.StatusReport:
-        return payclient.StatusReport(
-            state="Aceptado", transaction_id=identifier, client_transaction_id="order-17", amount=1150
-        )
-
+    report = payclient.StatusReport(
+        state="Aceptado", transaction_id=identifier, client_transaction_id="order-17", amount=1150
+    )
     service = FakeService()
-    async with selling(service, script, status=status) as (_, pending):
+    async with selling(service, script, status=AsyncMock(return_value=report)) as (_, pending):
         assert (await outcome_of(service, pending)).paid is None
         assert pending.transaction_id in (None, 1000)
     assert "Conflicted" in await events_of(service.ledger)

@@ -363,11 +363,8 @@ async def test_a_source_that_does_not_name_an_unknown_sale_decides_nothing(
     service: FakeService, named: str | None
 ) -> None:
     """It may have been asked for something else: no transaction id is known to compare."""
-
-    async def status(_: payclient.TransactionRef) -> payclient.StatusReport | None:
-        return payclient.StatusReport(state="Aceptado", transaction_id=1000, client_transaction_id=named)
-
-    async with selling(service, lost_answer, status=status) as (_, pending):
+    report = payclient.StatusReport(state="Aceptado", transaction_id=1000, client_transaction_id=named)
+    async with selling(service, lost_answer, status=AsyncMock(return_value=report)) as (_, pending):
         assert (await outcome_of(service, pending)).paid is (None if named is None else True)
 
 

@@ -43,7 +43,7 @@ from payclient.ledger import Change, Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 from raw_server import turns
 
 Receipt, State = payclient.Receipt, payclient.State
@@ -155,13 +155,8 @@ async def test_a_candidate_of_another_binds_nothing(service: Lagging, changes: d
 async def test_an_answer_about_a_candidate_decides_nothing_once_another_one_is_ours(service: Lagging) -> None:
     """Another process found ours as the forged one was asked for, which this service answers without any id."""
     gate, ledger = Gate(), SharedLedger()
-
-    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path != "/api/Sale/777":
-            return await service(request, before_send)
-        await gate()
-        return answer(200, {"state": "Aceptado"})
-
+    slow = gate.before(service, "/api/Sale/777")
+    service.instead = lambda path: answer(200, {"state": "Aceptado"}) if path.endswith("/777") else None
     async with (
         selling(service, lost_answer, ledger=ledger, transport=slow) as (tracker, pending),
         tracking(service, SharedLedger(ledger)) as other,

@@ -339,19 +339,8 @@ async def test_a_full_disk_blames_neither_the_service_nor_a_person(caplog: pytes
 async def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> None:
     """The sale stays pending in memory while the ledger fails, and is cancelled once it is written."""
     service, ledger = Service(undecided=True), FailingLedger(Outage(2, 20.0))
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.path != "/api/Cancel":
-            return await service(request, before_send)
-        assert before_send is not None
-        await before_send()
-        return HttpResponse(200, {}, b"true")
-
     profile = attrs.evolve(PROFILE, cancel=payclient.PAYPHONE.cancel)
-    schedule = payclient.Fixed(1000.0)
-    async with tracking(
-        service, ledger=ledger, profile=profile, schedule=schedule, transport=transport
-    ) as tracker:
+    async with tracking(service, ledger=ledger, profile=profile, schedule=payclient.Fixed(1000.0)) as tracker:
         pending = await tracker.sale(push("order-1"))
         assert (await tracker.cancel(pending)).state is State.PENDING
         await asyncio.sleep(60.0)

@@ -36,7 +36,6 @@ from fake_service import tracking as following
 from payclient.events import Event, FoundAccepted, Recovered
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from raw_server import RawServer, answer, hang, next_turns, read, turns, write
 from test_ledger import opened, url_of
 
@@ -317,15 +316,7 @@ async def test_one_answer_for_two_processes(
         async with following(service, ledger) as tracker:
             first = await tracker.sale(sale("order-1"))
             assert first.transaction_id == 1000
-
-        async def replayed(
-            service: FakeService, request: HttpRequest, before_send: BeforeSend
-        ) -> HttpResponse:
-            await before_send()
-            service.create(request)
-            return HttpResponse(200, {}, b'{"transactionId": 1000}')
-
-        service.scripts = [replayed]
+        service.scripts = [posted(1, answers(200, {"transactionId": 1000}))]
         async with following(service, FailingOnce(ledger) if fails else ledger) as tracker:
             second = await tracker.sale(sale("order-2", "0984111002"))
             assert (second.state, second.transaction_id) == (State.UNKNOWN, None)

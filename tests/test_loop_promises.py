@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -39,7 +40,6 @@ from fake_service import (
 from payclient.batch import charge_all
 from payclient.clock import SystemClock, within
 from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Evidence, Recovered
-from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -695,15 +695,9 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(
 
     A service may list what its customers have answered, and no more: the history is not read at each query.
     """
-    read = []
-
-    class Counting(MemoryLedger):
-        async def history(self, client_transaction_id: str) -> list[Change]:
-            read.append(client_transaction_id)
-            return await super().history(client_transaction_id)
-
-    profile = attrs.evolve(PROFILE, sale_window=window)
-    async with selling(service, ledger=Counting(), profile=profile) as (_, pending):
+    async with selling(service, profile=attrs.evolve(PROFILE, sale_window=window)) as (_, pending):
+        read = AsyncMock(wraps=service.ledger.history)
+        service.ledger.history = read  # type: ignore[method-assign]
         shipped = service.sales.copy()
         service.sales.clear()
         await service.clock.advance(window / 30)
@@ -711,7 +705,7 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(
         await service.clock.advance(window / 20)
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
         await service.clock.advance(window / 4)
-        assert len(read) < 10 < len(service.queries)
+        assert read.await_count < 10 < len(service.queries)
         assert await events_of(service.ledger) == ["Permitted", "Created", "Conflicted"]
         service.sales.update(shipped)
         service.decide("Aceptado")

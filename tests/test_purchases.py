@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -650,12 +651,9 @@ async def test_kept_links_are_a_choice(service: FakeService) -> None:
 
 async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeService) -> None:
     """They are of use to other processes only."""
-
-    class Forgetful(MemoryLedger):
-        async def keep_links(self, record: Record, links: str, until: float) -> None:
-            raise payclient.LedgerUnavailableError("the disk is full")
-
-    async with tracking(service, Forgetful()) as tracker:
+    async with tracking(service) as tracker:
+        full = AsyncMock(side_effect=payclient.LedgerUnavailableError("the disk is full"))
+        service.ledger.keep_links = full  # type: ignore[method-assign]
         prepared = await tracker.live_form("cart", form)
         assert await tracker.live_form("cart", form) is prepared
 

@@ -360,9 +360,9 @@ class Confirmer:
             asks = await self._asks.ledger.asks(form.purchase)
         except LedgerError:
             is_early = self._clock.monotonic() < current.begun + self._window * LEDGER_PATIENCE
-            if is_early or form.state in FREE_UNTIL_NAMED or current.is_withheld:
-                raise  # there is time to try again; its purchase was free for other asks, or has another one
-            return
+            if is_early or form.state in FREE_UNTIL_NAMED:
+                raise  # there is time to try again, or its purchase was free for other asks
+            return  # what the latest try found counts
         others = (
             each
             for each in asks

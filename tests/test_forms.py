@@ -178,6 +178,24 @@ async def test_a_declined_form_that_is_paid_after_all_is_found(
     assert alarms(caplog)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_declined_form_is_queried_once_more(service: FakeService, restarts: bool) -> None:
+    """When its links are dead, also by a process that began since; no query follows that one."""
+    async with AsyncExitStack() as trackers:
+        tracker = await trackers.enter_async_context(tracking(service))
+        form = await tracker.live_form("cart", request)
+        service.pay(form.client_transaction_id, state="Cancelado")
+        await service.clock.advance(30)
+        asked, declined_at = len(service.queried_at), service.queried_at[-1]
+        await service.clock.advance(600)
+        if restarts:
+            await trackers.aclose()
+            await trackers.enter_async_context(tracking(service, service.ledger))
+        await service.clock.advance(5000)
+    (again,) = service.queried_at[asked:]
+    assert 1200 < again - declined_at < 1300
+
+
 async def test_live_form_hands_out_none_that_a_query_found_paid(service: FakeService) -> None:
     """Its links still live, and no browser came back."""
     async with tracking(service) as tracker:

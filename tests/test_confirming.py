@@ -581,6 +581,24 @@ async def test_a_hint_of_a_form_that_is_being_prepared_is_not_confirmed(
         await preparing
 
 
+async def test_the_mark_of_names_that_were_dropped_is_not_confirmed(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than are kept were named to a form as it was prepared: no transaction has the number of the mark."""
+    service.scripts = [held := Held()]
+    async with tracking(service, profile=BLIND) as tracker:
+        preparing = asyncio.create_task(tracker.prepare(form()))
+        await held.there.wait()
+        for number in range(1, 20):
+            named = Notified(at=service.clock.time(), transaction_id=number)
+            await service.ledger.apply(await record_in(service.ledger, "form-1"), named)
+        held.go.set()
+        await preparing
+        await service.clock.advance(30)
+    assert {1, 19} <= service.confirms.keys()
+    assert "form-1: a confirmation failed: InvalidRequestError" not in caplog.messages
+
+
 @pytest.mark.parametrize("is_another", [False, True])
 async def test_a_form_is_confirmed_that_was_named_before_its_answer_was_on_record(
     service: FakeService, is_another: bool

@@ -128,6 +128,16 @@ async def test_a_refused_sale_that_is_found_paid_as_its_purchase_is_read(service
     assert not service.posted
 
 
+async def test_an_ask_that_nobody_can_query_is_named_where_another_is_not_sent(service: FakeService) -> None:
+    """Somebody has to look at the one that was notified, not at the one that waits for it."""
+    service.scripts = [refuses(20)]
+    async with tracking(service, profile=attrs.evolve(PROFILE, status=None, confirm=None)) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale("first"), purchase="cart"))
+        await tracker.notify(hint(1000, "first"))
+        error = await error_of(payclient.NotSentError, tracker.sale(sale("second"), purchase="cart"))
+    assert error.client_transaction_id == "first"
+
+
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
     async with selling(service, purchase="cart") as (tracker, pending):

@@ -84,7 +84,8 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     ("cell", "safe"),
     [
         ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"), ("-1+WEBSERVICE(A1)", "'-1+WEBSERVICE(A1)"),
-        ("x;=1+1", "x;'=1+1"), ("+593 (98) 411-1222", "+593 (98) 411-1222"), ("@ana", "@ana"), ("-17", "-17"),
+        ("x;=1+1", "x;'=1+1"), ("-\nSUM(A1)", "'-\nSUM(A1)"),
+        ("+593 (98) 411-1222", "+593 (98) 411-1222"), ("@ana", "@ana"), ("-17", "-17"),
     ],
 )  # fmt: skip
 def test_a_formula_of_a_bad_row_is_defused(
@@ -95,7 +96,7 @@ def test_a_formula_of_a_bad_row_is_defused(
     good, wrong = rows_of("formula", 2)
     rows = [good | {"note": ""}, wrong | {"note": cell, "currency": "x"}]
     assert charge(willing, rows, "--skip-bad", str(bad), "--ignore-rest").code == 0
-    assert [row["note"] for row in csv.DictReader(bad.read_text("utf-8-sig").splitlines())] == [safe]
+    assert [row["note"] for row in csv.DictReader(io.StringIO(bad.read_text("utf-8-sig")))] == [safe]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".xlsx"])

@@ -29,7 +29,7 @@ from payclient.cli import main, plan, tables
 from payclient.cli.page import RunPage
 from payclient.cli.progress import next_steps
 from payclient.cli.report import Carried, Line, Report, Tally
-from payclient.cli.tables import csv_line
+from payclient.cli.tables import Dialect, csv_line
 from payclient.errors import ConfigurationError
 from payclient.simulator import Fault
 from postgres_server import PostgresServer
@@ -403,8 +403,14 @@ def test_a_row_charged_with_other_content_is_called_so(
 )  # fmt: skip
 def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:
     """What parts cells or rows in some locale begins a formula, too."""
-    line = csv_line([cell]).decode()
-    assert [*csv.reader(io.StringIO(line, newline=""))] == [[safe]]
+    line = csv_line([cell], Dialect(delimiter=";")).decode()
+    assert [*csv.reader(io.StringIO(line, newline=""), delimiter=";")] == [[safe]]
+
+
+@pytest.mark.parametrize("cell", ["Cuota 1, -5%", "ana@x.example, @eva", "x,=1"])
+def test_a_cell_with_a_comma_stays_as_it_is_in_a_file_of_commas(cell: str) -> None:
+    """Such a cell is quoted there, so that no spreadsheet parts it."""
+    assert csv_line([cell]).decode() == f'"{cell}"\r\n'
 
 
 def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None:

@@ -25,13 +25,15 @@ from payclient.validation import escape_text
 #: Places where a spreadsheet would begin a formula; a comma, `;`, tab or line break separates cells in some locale.
 _BEGIN, _BLANKS = r"(^|[,;\t\r\n])", r"[^\S\t\r\n]*"
 _DANGEROUS = re.compile(rf"{_BEGIN}(?={_BLANKS}[=+@-]|[\t\r\n])")
+#: Those of a file of commas, where a cell with a comma is quoted: none behind a comma.
+_IN_COMMAS = re.compile(_DANGEROUS.pattern.replace(",", "", 1))
 #: Those at which it calls a function or another program. A phone with its plus and a name behind an @ do neither.
-_CALLING = re.compile(rf"{_BEGIN}(?={_BLANKS}(=|[-+@][^,;\t\r\n]*([A-Za-z.][0-9]*\(|\|)))")
+_CALLING = re.compile(rf"{_BEGIN}(?={_BLANKS}(=|[-+@]\s*+[^,;\t\r\n]*([A-Za-z.][0-9]*\(|\|)))")
 
 
-def defuse(cell: str) -> str:
-    """Return a cell's text with an apostrophe wherever a spreadsheet would begin a formula."""
-    return _DANGEROUS.sub(r"\1'", cell)
+def defuse(cell: str, delimiter: str = ";") -> str:
+    """Return a cell's text with an apostrophe wherever a spreadsheet would begin a formula, by the file's delimiter."""
+    return (_IN_COMMAS if delimiter == "," else _DANGEROUS).sub(r"\1'", cell)
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +61,7 @@ def dialect_of(
 
 
 def csv_line(
-    values: Iterable[object], dialect: Dialect = Dialect(), guard: Callable[[str], str] = defuse
+    values: Iterable[object], dialect: Dialect = Dialect(), guard: Callable[[str, str], str] = defuse
 ) -> bytes:
     """Return a line of CSV; None is empty, a list is one cell, and a `Decimal` is an amount in units.
 
@@ -69,7 +71,10 @@ def csv_line(
     writer = csv.writer(line, delimiter=dialect.delimiter)
     texts = ((value, cell_text(value, dialect.mark)) for value in values)
     writer.writerow(
-        [text if isinstance(value, int | float | Decimal) else guard(text) for value, text in texts]
+        [
+            text if isinstance(value, int | float | Decimal) else guard(text, dialect.delimiter)
+            for value, text in texts
+        ]
     )
     return line.getvalue().encode("utf-8", "replace")
 
@@ -161,7 +166,7 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
     )
 
 
-def _guard(cell: str) -> str:
+def _guard(cell: str, _: str) -> str:
     """Keep a spreadsheet from calculating a formula, in a file that is read again: any other text stays as it is."""
     return _CALLING.sub(r"\1'", cell)
 

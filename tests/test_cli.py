@@ -387,6 +387,16 @@ def test_one_sale_and_its_status(
     assert main(["status", "--client-transaction-id", "sale-1", *where]) == 4
 
 
+def test_a_sale_shows_its_receipt_in_words(willing: Service, tmp_path: Path, capfd: Said) -> None:
+    """As the ledger shows it, whose fields the profile names."""
+    kept, line = tmp_path / "kept.toml", 'receipt_fields = ["authorizationCode"]\n[status]'
+    kept.write_text(willing.profile.read_text(encoding="utf-8").replace("[status]", line), encoding="utf-8")
+    arguments = sale_arguments(willing, tmp_path, "sale-kept", "--amount-with-tax", "1150", "--tax", "0")
+    arguments[arguments.index("--profile") + 1] = str(kept)
+    assert main(arguments) == 0
+    assert re.search(r"receipt +authorizationCode \w+\n", capfd.readouterr().out)
+
+
 def test_a_sale_that_a_person_refused_is_charged_again(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """As `ledger resolve` says of it: by the same command with --retry refused, as in a file of charges."""
     arguments = sale_arguments(willing, tmp_path, "sale-again", "--amount-with-tax", "1150", "--tax", "0")

@@ -84,7 +84,7 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
     ("cell", "safe"),
     [
         ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"), ("-1+WEBSERVICE(A1)", "'-1+WEBSERVICE(A1)"),
-        ("x;=1+1", "x;'=1+1"), ("-\nSUM(A1)", "'-\nSUM(A1)"),
+        ("x;=1+1", "x;'=1+1"), ("+LOG10(A1)", "'+LOG10(A1)"), ("-\nSUM(A1)", "'-\nSUM(A1)"),
         ("+593 (98) 411-1222", "+593 (98) 411-1222"), ("@ana", "@ana"), ("-17", "-17"),
     ],
 )  # fmt: skip

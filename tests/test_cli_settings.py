@@ -98,6 +98,15 @@ def test_an_empty_variable_is_not_set(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "--base-url: must not be empty" in capfd.readouterr().err
 
 
+def test_an_empty_profile_of_the_simulator(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
+    """A variable without a value is not set; an option without one is a fault."""
+    monkeypatch.setenv("PAYCLIENT_PROFILE", "")
+    assert main(["simulate", "--time-of-day", "99"]) == 2
+    assert "must be HH:MM" in capfd.readouterr().err
+    assert main(["simulate", "--profile="]) == 2
+    assert "--profile: must not be empty" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     "pairs",
     ['{ phone_number = "telefono", reference = "nota" }', '["phone_number=telefono", "reference=nota"]'],

@@ -50,6 +50,7 @@ class Configuration:
         known = (each for each in arguments if each.name[:2] == "--" and each.parameter.parse is not False)
         options = {_plain(each.name[2:]): each for each in known}
         _drop_empty_variables(options.values())
+        _check_shared(options)
         if not commands or commands[0] in _WITHOUT:
             return
         path = self._find(commands[0], arguments)
@@ -62,7 +63,7 @@ class Configuration:
         for command in reversed(commands):
             table = {command: table}
         Dict(table, source=str(path), allow_unknown=True)(app, commands, arguments)
-        _check_shared(options)
+        _check_shared(options)  # those of the file, too
         origins.set({name: (value, str(path)) for name, value in values.items()} | _given(options))
 
     def _find(self, command: str, arguments: ArgumentCollection) -> Path | None:

@@ -84,23 +84,28 @@ class LateWrites:
             known = await self._ledger.get(identifier)
             if known is not None and known.attempt < record.attempt:
                 known = None  # an earlier attempt, which shows nothing of this one
-            if known is None and isinstance(event, Created | Lost):
-                self.note_lost_permit(record, known)
-            elif known is not None and isinstance(event, Created) and _contradicts(event, record, known):
-                # A person called the attempt unpaid, or a proof that was wrong did.
-                what = f"called unpaid, and yet created as transaction {event.transaction_id}"
-                log("critical", "outcome_alarm", identifier, "%s", what)
-                named = Conflicted(at=event.at, what=what, created_id=event.transaction_id)
-                with suppress(TransitionError):  # it was archived since
-                    noted = await self._ledger.apply(record, named)
-                    if known.attempt == record.attempt:
-                        known = noted
-            elif known is not None and known.evidence is not event.evidence:
+            if known is None:
+                if isinstance(event, Created | Lost):
+                    self.note_lost_permit(record, None)
+            elif isinstance(event, Created) and _contradicts(event, record, known):
+                known = await self._note_created(record, event, known)
+            elif known.evidence is not event.evidence:
                 log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         # Without a record our permit was never committed; one that is SENDING is left to its sender.
         if known is not None and known.state is not State.SENDING:
             self._on_write(known, record)
         return known or record
+
+    async def _note_created(self, record: Record, event: Created, known: Record) -> Record:
+        """Log and write that what a person or a wrong proof called unpaid was created; return the newest record."""
+        what = f"called unpaid, and yet created as transaction {event.transaction_id}"
+        log("critical", "outcome_alarm", record.client_transaction_id, "%s", what)
+        with suppress(TransitionError):  # it was archived since
+            named = Conflicted(at=event.at, what=what, created_id=event.transaction_id)
+            noted = await self._ledger.apply(record, named)
+            if known.attempt == record.attempt:  # else a newer attempt counts
+                return noted
+        return known
 
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""

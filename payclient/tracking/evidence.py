@@ -1,6 +1,6 @@
 """The meaning of an answer for an ask: the events that it stands for. No clock, no I/O, no logging.
 
-The ask itself keeps what counts from one query to the next: a first proof of absence, the last report.
+The ask itself keeps what counts from one query to the next: a first proof of absence, the latest report.
 """
 
 from __future__ import annotations

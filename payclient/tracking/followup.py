@@ -131,18 +131,18 @@ class Followed(Scheduled):
     begun: float = 0.0
 
     # The query before this moment
-    #: When it was last queried, and when by its client transaction id.
+    #: When its latest query was made, and when the latest by its client transaction id.
     queried_at: float = NEVER
     client_queried_at: float = NEVER
-    #: Whether the answer to the last query spoke of this ask, and the ledger took what it means.
+    #: Whether the answer to the latest query was about this ask, and the ledger took what it means.
     is_answered: bool = False
     #: Queries in a row without an answer.
     failures: int = 0
 
     # The queries that are left
-    #: Whether the next query goes by the client transaction id, since the last one went by a candidate id.
+    #: Whether the next query goes by the client transaction id, since the latest one went by a candidate id.
     by_client_id_next: bool = False
-    #: Queries made since the last notification; None: that series is over.
+    #: Queries made since the latest notification; None: that series is over.
     notified_queries: int | None = None
     #: How many of the `FINAL_QUERY_DELAYS` after the expiry were used, and when the latest of them was.
     final_queries: int = 0
@@ -155,7 +155,7 @@ class Followed(Scheduled):
     recheck_soon: bool = False
 
     # The facts that answers have shown
-    #: The last report of ours; None if it was `Pendiente` or "not found".
+    #: The latest report of ours; None if it was `Pendiente` or "not found".
     report: StatusReport | None = None
     #: When the first of two proofs of absence came, and from when on "not found" about a created sale is tolerated.
     absent_at: float | None = None
@@ -208,16 +208,17 @@ class Followed(Scheduled):
         return found
 
     def note_unanswered(self, candidate_id: int | None) -> None:
-        """Note that the last query had no answer: it proves nothing, and is made again, also of a decided ask."""
+        """Note that the latest query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
         self.recheck_again()
         if self.record.evidence is Evidence.LAST_QUERY and self.final_queries == len(FINAL_QUERY_DELAYS):
-            self.final_queries -= 1  # `OpenAsks.add` left this one to an ask of an earlier process
+            # `OpenAsks.add` left one last query to this ask, whose earlier process had made all: this one.
+            self.final_queries -= 1
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 
     def recheck_again(self) -> None:
-        """Plan the last query of a decided ask again, since it came to nothing. One that is planned later stays so."""
+        """Plan the latest query of a decided ask again, since it came to nothing. One planned for later stays so."""
         went_by_candidate, is_planned = self.by_client_id_next, self.recheck_at < float("inf")
         if self.record.state.decided and (went_by_candidate or is_planned):
             self.recheck_soon = True
@@ -457,7 +458,7 @@ class Policy:
         if awaits_last_query(ask.record):
             later.append(self._surely_ended_at(ask) + FINAL_QUERY_DELAYS[0] * self.scale)
         if ask.failures and (ask.report is None or ask.report.state is not None):
-            # Its last query came to nothing, here or in the ledger. A word that the profile lacks is an answer.
+            # Its latest query came to nothing, here or in the ledger. A word that the profile lacks is an answer.
             later.append(now + min(RECHECK_AGES[0] * backoff(ask), RECHECK_AGES[1]) * self.scale)
         return min((when for when in later if when > now), default=None)
 

@@ -109,7 +109,7 @@ class Poller:
     def query_notified(self, record: Record, *, is_repeated: bool = False) -> None:
         """Query an open ask that was notified, ahead of the routine; where nothing can be queried, end the waits.
 
-        With `is_repeated` an earlier one said the same: one query follows, at least a second after the last one.
+        With `is_repeated` an earlier one said the same: one query follows, at least a second after the latest one.
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_followed_elsewhere(record):
             if self.asks.leases is not None:

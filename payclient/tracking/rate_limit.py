@@ -210,7 +210,7 @@ class RequestLines:
         return None
 
     def lag(self, item: Scheduled, now: float) -> float:
-        """Return for how many seconds, on average, an answer given since the last query has waited to be seen."""
+        """Return for how many seconds, on average, an answer given since the latest query has waited to be seen."""
         if not isinstance(item, Followed):
             return 0.0
         age = item.age(now)

@@ -203,7 +203,7 @@ class ReturnedForm(Scheduled):
     def due(self, now: float) -> float | None:
         """Return when the next request is made, or when the form is forgotten; None: neither is left to do.
 
-        Both only a second after the last request: a form that is named again and again is not requested more often.
+        Both only a second after the latest request: a form that is named again and again is not requested more often.
         """
         following, rested_at = self._next(now), self.tried_at + min(1.0, self.window / NORMAL_WINDOW)
         if following is None:

@@ -264,7 +264,7 @@ class Policy:
         status = profile.status
         self._schedule = schedule
         self.total_timeout = total_timeout
-        self.absent_after: float = profile.absent_after
+        self.absent_after: float = profile.absent_after  # seconds; "not found" before then proves nothing
         by_its_id = status is not None and status.by_transaction_id is not None
         #: Whether a query can go by a transaction id.
         self.by_transaction_id: bool = own_source or by_its_id
@@ -282,7 +282,7 @@ class Policy:
         self.notified_share: float = 0.0
         self.sale_window: float = profile.sale_window
         self.form_window: float = profile.form_window
-        self.scale: float = profile.sale_window / NORMAL_WINDOW
+        self.scale: float = profile.sale_window / NORMAL_WINDOW  # of the seconds between queries and looks
         #: Seconds between two queries of one ask, at least.
         self.least_gap: float = min(1.0, self.scale)
         #: Seconds in which an ask can be approved, by kind; and from its permit to its end. A form's link may be loaded
@@ -345,7 +345,7 @@ class Policy:
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
 
     def exhausts_now(self, ask: Followed, now: float) -> bool:
-        """Return whether an expired ask is exhausted now: it has had its last query, and its purchase is free again.
+        """Return whether an expired ask is exhausted now: from then on only a form's live links hold its purchase.
 
         A query is not the last if its answer was lost, was about another ask, or was not taken by the ledger: it may
         have been "paid". Nor is one that does not find a sale that was created, or one before the ask's whole life has
@@ -354,7 +354,7 @@ class Policy:
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):
-            # No query finds it: its links hold its purchase, or the payment that was named to it.
+            # No query can find this form. A payment that was named to it goes on holding its purchase.
             return not customer_acted(ask.record)
         ended_at = self._surely_ended_at(ask)
         if not self.can_query:

@@ -138,7 +138,7 @@ def _check_file(path: str) -> int:
 
 
 def _check_log(path: str) -> None:
-    """Raise `ConfigurationError` where the log beside a file that this process does not own is another one's.
+    """Raise `ConfigurationError` where the file is a backup, and the log beside it is of the ledger before it.
 
     A backup has no write-ahead log. SQLite would mix its pages with those in the log of a ledger that was killed, and
     would not find many charges. Without a log the file is not opened here, since closing it drops SQLite's locks.
@@ -322,7 +322,7 @@ def _set_up(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         connection.execute("COMMIT")
     for each in (path, f"{path}-wal", f"{path}-shm"):
         _tighten(each)
-    _check_parts(connection)
+    _check_schema(connection)
     return not is_made
 
 
@@ -342,7 +342,7 @@ def open_to_read(path: str) -> OpenFile:
             undo.callback(_close, connection)
             if not _is_made(connection):
                 raise missing(path)
-            _check_parts(connection)
+            _check_schema(connection)
             return OpenFile(connection, _digest_key(connection), undo.pop_all().close)
     except (OSError, sqlite3.Error) as error:
         # A rollback journal is left of an owner that was killed as it made the ledger.
@@ -386,8 +386,8 @@ def _is_made(connection: sqlite3.Connection) -> bool:
     return filled
 
 
-def _check_parts(connection: sqlite3.Connection) -> None:
-    """Raise `ConfigurationError` where not everything is there as this release makes it."""
+def _check_schema(connection: sqlite3.Connection) -> None:
+    """Raise `ConfigurationError` where a table, a view or a trigger is not as this release makes it."""
     with closing(sqlite3.connect(":memory:")) as whole:
         whole.executescript(STATEMENTS["schema"])
         if not _parts(connection) >= _parts(whole):

@@ -226,7 +226,7 @@ class Forms:
                 raise OutcomeUnknownError(words, client_transaction_id=identifier)
             words = "the tracker was closed before the form's links came; prepare another form"
             raise TrackerClosedError(words, client_transaction_id=identifier)
-        if record.state is State.SENDING:
+        if record.state is State.SENDING:  # no row took the answer (`LateWrites`)
             words = "the ledger has lost the form, as by a failover, and would know of no payment; prepare another form"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         # The links' life counts from the permit: other processes take them for dead then, even if this one stood still.

@@ -430,7 +430,7 @@ class Poller:
         return self.policy.can_find(record) and not self.asks.closed and not is_paused
 
     async def wait_for_turn(self) -> bool:
-        """Wait until the rate allows a request. True: it may be made, and is counted.
+        """Wait until the rate allows a request, and count it; return False where its turn did not come in time.
 
         Waits for at most the sum of the total time-out and the rate's longest turn.
         """

@@ -162,9 +162,9 @@ class ReturnedForm(Scheduled):
         return (unconfirmed | self.ids_at(*_MAY_BE_PAID)) - named
 
     def begin_in_doubt(self, now: float) -> Confirmation | None:
-        """Begin the confirmations of transactions in doubt, before all others; return the first.
+        """Begin the confirmations of all ids in doubt, and put them before all others; return the first.
 
-        Theirs is the ledger's order, so that processes that confirm one form at once confirm the same transaction.
+        Their order is the ledger's, so that processes that confirm one form at once confirm the same transaction.
         """
         answered = self.confirmations.keys() - self.ids_at(*_UNANSWERED)
         in_doubt = [each for each in self.record.candidate_ids if each not in (DROPPED, *answered)]

@@ -74,13 +74,13 @@ async def _check_anew(poller: Poller, record: Record) -> Known:
 
 
 async def withdraw(poller: Poller, record: Record) -> Known:
-    """Withdraw a push request. Where that came too late or its answer is lost, query what became of it."""
+    """Withdraw an open push request; where that came too late, or lost its answer, query it. Return what is known."""
     identifier = record.client_transaction_id
     if record.kind == "form":
         words = "a form is not withdrawn: hand out its links no more"
         raise UsageError(words, client_transaction_id=identifier)
     if record.state.decided or record.state in (State.SENDING, State.REVERSING):
-        return record, None
+        return record, None  # it has ended, or a request about it is on its way
     words = "the tracker was closed before the withdrawal was on record; query its status"
     return await poller.finish(_withdraw(poller, record), identifier, words)
 

@@ -350,7 +350,8 @@ class Charges(AsyncIterator[ChargeResult]):
             self._free(lane)
 
     async def _hold(self, lane: Lane, pending: PendingSale, began: float) -> None:
-        """Wait until the customer of a lane's next row is free of a sale that is waited for no longer."""
+        """Keep a lane until its customer is free, after the wait for a sale ended, where its next row would be sent."""
+        # Without a limit (`wait` None) the wait itself lasted until then, or failed.
         while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
             if pending.state.decided or (seconds := self._busy_for(pending, began)) <= 0:
                 return

@@ -62,7 +62,7 @@ class Write(Operation):
         self.before, self.after, self.row = before, after, change_row(before, event, after)
 
     def fail(self, error: BaseException) -> None:
-        if isinstance(error, PayError):
+        if isinstance(error, PayError):  # many writes may share it: a copy names this id
             error = type(error)(str(error), client_transaction_id=self.identifier)
         self.answer = error
 

@@ -58,7 +58,7 @@ class MemoryLedger(Ledger):
         key = (record.client_transaction_id, record.attempt)
         self._permits.append(key)
         self._purchases.setdefault(record.purchase, []).append(key)
-        self._note(record, None, None)
+        self._note(record, before=None, event=None)
         return True
 
     async def apply(self, record: Record, event: Event) -> Record:

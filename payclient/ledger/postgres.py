@@ -227,7 +227,7 @@ class PostgresWriter(Writer):
 
 
 def _ids_to_notify(writes: list[Write]) -> list[str]:
-    """Return the ids whose hint or state is news to other processes; "" stands for one that NOTIFY has no room for."""
+    """Return the ids that got a hint, or are in a state of the feed now; "" stands for one too long for NOTIFY."""
     found = set()
     for each in writes:
         after = each.answer

@@ -260,7 +260,7 @@ def may_be_paid(cancelled: Record) -> bool:
 
 
 def overpaid(asks: Iterable[Record], record: Record, at: float) -> Overpaid | None:
-    """Return the event of a paid ask whose purchase others have paid, too, and log it; None where none has."""
+    """Return and log `Overpaid` of an accepted ask where other asks of its purchase are paid, too; else None."""
     mine = record.client_transaction_id
     also = tuple(sorted({each.client_transaction_id for each in asks if each.state in PAID} - {mine}))
     if not also or record.state is not State.ACCEPTED or record.archived:

@@ -397,5 +397,5 @@ def test_a_token_that_finds_another_transaction_is_no_token_of_this_attempt() ->
     """Another account may have an order of the same id."""
     credentials, kept = Credentials(b"k" * 32), record()
     for transaction_id, sees in ((OURS + 1, False), (OURS, True)):
-        credentials.learn(kept, transaction_id, b"renewed")
+        credentials.note_found(kept, transaction_id, b"renewed")
         assert credentials.can_see(kept, b"renewed") is sees

@@ -46,7 +46,7 @@ class Credentials:
         #: Pairs of credentials: what the second has sent was found under the first.
         self._finds: set[tuple[bytes, bytes]] = set()
 
-    def learn(self, record: Record, transaction_id: int | None, token_digest: bytes) -> None:
+    def note_found(self, record: Record, transaction_id: int | None, token_digest: bytes) -> None:
         """Note that the token in use found this attempt, if the id of the transaction that it found is the attempt's.
 
         The report named the attempt's client transaction id: either id alone may be another account's as well.
@@ -219,7 +219,7 @@ class AnswerReader:
     token: bytes
 
     def report(self, report: StatusReport) -> Reading:
-        """Return what a report means: a conflict, another's candidate, the need of a second query, or a verdict."""
+        """Return the meaning of a report: a conflict, another sale's candidate, a second query, or a verdict."""
         ask, record, candidate_id = self.ask, self.ask.record, self.query.candidate_id
         named = report.client_transaction_id
         if self._may_be_of_another_account(report):
@@ -231,7 +231,7 @@ class AnswerReader:
             what = f"transaction {candidate_id} is another's"
             event = Conflicted(at=self.at, what=what, candidate_id=candidate_id)
             return Reading([] if record.state.decided else [event])
-        ask.missing_since = ask.absent_at = None
+        ask.missing_since = ask.absent_at = None  # it is found
         # A user's own source may query by our id: its report then names the true transaction, not this candidate.
         mismatch = find_mismatch(
             record,
@@ -242,7 +242,7 @@ class AnswerReader:
         if mismatch:
             return conflict(mismatch, self.at)
         if self.credentials is not None and record.kind == "sale" and named is not None:
-            self.credentials.learn(record, report.transaction_id, self.token)
+            self.credentials.note_found(record, report.transaction_id, self.token)
         if self._needs_second(report):
             return Reading(needs_second_query=True)
         return self._verdict(attrs.evolve(report, transaction_id=report.transaction_id or candidate_id))

@@ -97,7 +97,7 @@ class Candidate:
     queried_at: float = NEVER
     #: When the service last answered that there is no such transaction.
     missing_at: float = NEVER
-    #: Whether the service named another's client transaction id for it.
+    #: Whether the service named another sale's client transaction id for it.
     is_anothers: bool = False
 
 

@@ -181,7 +181,7 @@ class Refusals:
             by_id = candidate_id is not None
             queried_id = None if own_source else candidate_id  # a user's own source may query by our id
             if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
-                continue  # not found, or another's
+                continue  # not found, or another sale's
             # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
             ours = [before, *doubted] if report.state == "Cancelado" else [before]
             if all(

@@ -104,7 +104,7 @@ def read_confirmation(
     if report.transaction_id != transaction_id:
         # A proxy may have given it to the wrong request: it settles nothing.
         return conflict(f"confirming transaction {transaction_id} answered another", at), Stage.IN_DOUBT
-    # A field that cannot be read does not make the payment another's.
+    # A field that cannot be read does not make the payment another form's.
     reading = read_form(form, attrs.evolve(report, unreadable=()), at)
     if reading.conflict is not None:
         return reading, Stage.SETTLED

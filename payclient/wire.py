@@ -323,7 +323,7 @@ def decode_status(
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is pending,
     else cancelled. What names another id beside one that names this one is left out. Raises a `RefusedError`, or
-    `OutcomeUnknownError` where nothing can be read, for what a cache stored, and for "not found" that may be of another.
+    `OutcomeUnknownError`: for what cannot be read or a cache stored, and for "not found" that may be of another id.
     """
     answer = Answer(response, profile, client_transaction_id)
     if (response.header("age") or "0").strip() != "0":

@@ -39,6 +39,7 @@ from fake_service import (
 from fake_service import form as request
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
+from payclient.tracking import leases
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms
 
@@ -176,6 +177,26 @@ async def test_a_declined_form_that_is_paid_after_all_is_found(
         found = await pending_of(tracker, form.client_transaction_id)
         assert (found.outcome.paid, found.transaction_id) == (True, 5002)
     assert alarms(caplog)
+
+
+async def test_a_declined_form_of_a_process_that_is_gone_is_queried_by_a_living_one(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another card paid it, and no process has begun since."""
+    monkeypatch.setattr(leases, "RENEW", 0.002)
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
+    ledger = SharedLedger()
+    async with tracking(service, SharedLedger(ledger)) as living:
+        async with tracking(service, ledger) as tracker:
+            form = await tracker.live_form("cart", request)
+            service.pay(form.client_transaction_id, state="Cancelado")
+            await service.clock.advance(30)
+            assert (await record_in(ledger, form.client_transaction_id)).state is State.CANCELLED
+        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+        for _ in range(10):
+            await asyncio.sleep(0.005)  # the rounds of the leases are in real time
+        await service.clock.advance(1400)
+        assert (await pending_of(living, form.client_transaction_id)).outcome.paid is True
 
 
 @pytest.mark.parametrize("restarts", [False, True])

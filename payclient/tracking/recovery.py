@@ -128,23 +128,30 @@ async def look_back(poller: Poller) -> None:
 
 
 async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
-    """Confirm the forms that were abandoned, or that a person accepted, in the last `seconds`, and query other unpaid
-    attempts that need it.
+    """Confirm the forms that were abandoned, or that a person accepted, in the last `seconds`. Query those that were
+    declined, and may be paid by another card, once their links are dead, and other unpaid attempts that need it.
 
     First write which purchases were paid twice, where a process ended before it wrote that.
     """
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
-    can_query = poller.policy.can_query and not forms_only
     if isinstance(ledger, Shared):
         await ledger.note_overpaid(now)
-    if not confirmer.confirms and not can_query:
+    if not confirmer.confirms and not poller.policy.can_query:
         return
     async for record in unpaid_since(ledger, now - seconds):
         if confirmer.confirms and record.kind == "form":
             if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
-        elif can_query:
+            continue
+        if poller.is_payable_again(record):
+            poller.recheck(record, after=max(poller.policy.links_life - _age(poller, record), 0.0))
+        if poller.policy.can_query and not forms_only:
             await _recheck(poller, record)
+
+
+def _age(poller: Poller, decided: Record) -> float:
+    """Return the seconds since a decision, at least 0: the wall clock may have been set back between two runs."""
+    return max(poller.clock.time() - (decided.decided_at or 0.0), 0.0)
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
@@ -168,15 +175,11 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
 
 
 async def _recheck(poller: Poller, unpaid: Record) -> None:
-    """Query an unpaid attempt once more: now, if it was notified since; later, if a declined form may be paid by
-    another card, or if it was refused as existing and an index lags.
+    """Query an unpaid attempt once more: now, if it was notified since; later, if it was refused as existing and an
+    index lags.
     """
     decided_at, notified_at = unpaid.decided_at or 0.0, unpaid.notified_at
     is_refused = unpaid.state is State.REFUSED
-    # Never later than from now on, however the wall clock was set back between two runs.
-    age = max(poller.clock.time() - decided_at, 0.0)
-    if poller.is_payable_again(unpaid):
-        poller.recheck(unpaid, after=max(poller.policy.links_life - age, 0.0))
     # A notification shortly before the decision led to it: no history is read for those, which are most.
     may_be_notified_since = notified_at is not None and not 0.0 < decided_at - notified_at < DECIDED_BY_IT
     if not (may_be_notified_since or is_refused):
@@ -186,7 +189,7 @@ async def _recheck(poller: Poller, unpaid: Record) -> None:
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         poller.recheck(unpaid)
     if is_refused and names_existing(history):  # of any attempt
-        poller.recheck(unpaid, after=max(poller.policy.absent_after - age, 0.0))
+        poller.recheck(unpaid, after=max(poller.policy.absent_after - _age(poller, unpaid), 0.0))
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

@@ -134,8 +134,12 @@ def _file_of_bad_rows(
     """Return the path and content of the file of the bad rows. `ConfigurationError`: another file is there."""
     if path is None or not (file.requests and file.bad):
         return None
-    content, *others = in_each_language(lambda: bad_rows(file, path, carry().dialect))
-    if path.exists() and path.read_bytes() not in (content, *others):
+
+    def make() -> bytes:
+        return bad_rows(file, path, carry().dialect)
+
+    content = make()
+    if path.exists() and path.read_bytes() not in in_each_language(make):
         # Somebody may have corrected them there.
         raise unfit("--skip-bad", path, "is there already, with other rows")
     return path, content

@@ -217,7 +217,7 @@ class Confirmer:
                 await self._reread(form)
             await self._put_on_record(form, current)
             current = self._first_in_doubt(form, current)
-            if not is_confirmed(form.record):  # else it needs no other
+            if not is_confirmed(form.record):  # else no other confirmation is needed
                 stage = await self._try(form, current)
         except RateLimitedError as limited:
             # Never so long that the payment is reversed meanwhile.
@@ -396,7 +396,7 @@ class Confirmer:
         return is_confirmed(form.record) or (is_unpaid and form.record.state.decided)
 
     async def _refused(self, form: ReturnedForm, current: Confirmation, refused: RefusedError) -> Stage:
-        """Note a refusal, and return its id's stage. It is settled where "no such transaction" came often enough."""
+        """Note a refusal, and return its id's stage: settled where "no such transaction" came often enough."""
         current.refusals += refused.error_code in self._session.profile.not_found_codes
         identifier = form.record.client_transaction_id
         if current.refusals < MOST_REFUSALS:

@@ -80,7 +80,7 @@ class LateWrites:
             known: Record | None = await self._apply(record, event)
         except TransitionError:
             # An operator or another process decided the attempt meanwhile, or a write that seemed to fail has reached
-            # the ledger. What the ledger has stands.
+            # the ledger. The ledger's record stands.
             known = await self._ledger.get(identifier)
             if known is not None and known.attempt < record.attempt:
                 known = None  # an earlier attempt, which shows nothing of this one

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 
-def may_exist(before: Record, history: Sequence[Change], codes: Set[int]) -> bool:
+def may_exist(ended: Record, history: Sequence[Change], codes: Set[int]) -> bool:
     """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
 
     The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
     """
-    match before.kind, before.state:
+    match ended.kind, ended.state:
         case "form", State.UNKNOWN:
             return True  # nobody here has its links, and another ledger may have prepared the same id
         case _, State.EXPIRED:
-            # Its process could query no status. One that was queried to the end may be asked beside.
+            # Exhausted without a query. Beside an ask that was queried to the end another may be sent.
             ends = (each.facts.get("unqueried") for each in history if each.event == Exhausted.__name__)
             return bool(next(ends, False))
-        case kind, State.REFUSED if before.notified_at is not None or (before.archived and kind == "sale"):
-            return True  # its history, which may say that it exists, is in the archive's file alone
+        case kind, State.REFUSED if ended.notified_at is not None or (ended.archived and kind == "sale"):
+            return True  # a hint came; or the history, which may say that it exists, is in the archive alone
         case "sale", State.REFUSED:
-            # Its code may have come into the profile since; what was known then, only the history has.
-            return before.error_code in codes or names_existing(history)
+            # The profile may list its code only since then; the history has what was known then.
+            return ended.error_code in codes or names_existing(history)
     return False
 
 
@@ -88,7 +88,7 @@ class Refusals:
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
         policy, is_refused = self._poller.policy, ended.state is State.REFUSED
-        # Of several refused attempts any may exist, whatever the newest one met.
+        # Any of several refused attempts may exist, whatever the newest one met.
         attempts = await self._attempts(ended) if is_refused and ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
         needs_history = is_refused or ended.state is State.EXPIRED
@@ -182,7 +182,7 @@ class Refusals:
             queried_id = None if own_source else candidate_id  # a user's own source may query by our id
             if report is None or (by_id and not may_be_spelt(identifier, report.client_transaction_id)):
                 continue  # not found, or another sale's
-            # What is cancelled may be an earlier attempt's, which had another content: nobody pays it.
+            # A cancelled transaction may be an earlier attempt's, of another content: nobody pays it.
             ours = [before, *doubted] if report.state == "Cancelado" else [before]
             if all(
                 find_mismatch(each, report, must_name_ours=by_id, candidate_id=queried_id) for each in ours

@@ -39,19 +39,19 @@ def is_confirmed(form: Record) -> bool:
 class Stage(enum.Enum):
     """How far the confirmation of one id has come. The first four are open: a request of the id is to be made."""
 
-    #: The return that names it is being written. It is confirmed after that.
+    #: The return that names the id is being written. The id is confirmed after that.
     ARRIVED = "arrived"
-    #: Whatever process has requested it, no answer has told how that ended: it may be carried out.
+    #: No answer has told how a confirmation, requested by any process, ended: it may be carried out.
     IN_DOUBT = "in doubt"
-    #: The service's latest answer is an error: it was not carried out.
+    #: The service's latest answer is an error: the confirmation was not carried out.
     REFUSED = "refused"
-    #: The service says that it is not paid. That counts once no other id of the form is in doubt.
+    #: The service answers that the transaction is not paid. That counts once no other id of the form is in doubt.
     DECLINED = "declined"
-    #: The service confirmed it, and did not say whose it is. A query by our id does.
+    #: The transaction is confirmed, and the answer did not name whose it is. A query by our id does.
     NAMELESS = "nameless"
-    #: It needs no other request: it had its answer, or no answer within its window but a refusal.
+    #: No other request is needed: an answer came, or nothing but a refusal within the window.
     SETTLED = "settled"
-    #: Its window is over, and it may be carried out.
+    #: The window is over, and the confirmation may be carried out.
     GIVEN_UP = "given up"
 
 
@@ -131,7 +131,7 @@ class ReturnedForm(Scheduled):
 
     @property
     def patience(self) -> float:
-        """For how many seconds a confirmation waits for its turn. Of several ids most are forged: all wait as one."""
+        """For how many seconds a confirmation waits for its turn. Most of several ids are forged: all wait as one."""
         return self.window * TURN_PATIENCE / max(len(self.all_open()), 1)
 
     @property

@@ -119,7 +119,7 @@ class PaySession:
         self._transport = transport
         #: Called with each exchange, unless None.
         self.on_exchange: Callable[[Exchange], object] | None = on_exchange
-        #: When the service last answered, in UTC seconds; a 5xx may be a proxy's word.
+        #: When the service last answered, in UTC seconds; a 5xx does not count, since it may be a proxy's.
         self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None
         self._process = os.getpid()

@@ -361,14 +361,14 @@ class Charges(AsyncIterator[ChargeResult]):
     def _busy_for(self, pending: PendingSale, began: float) -> float:
         """Return the seconds until a sale's customer is free by the clock, at the latest. Followed since `began`."""
         grace = self._late if pending.state is State.UNKNOWN else 0.0
-        # Of what is not followed the wall clock says it, which may be set back.
+        # A sale that is not followed ends by the wall clock, which may be set back: no lane is kept for longer.
         return min(seconds_left(pending) + grace, began + self._longest - self._clock.monotonic())
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Send a row, unless its sale exists. Return the sale, a result without one, or the seconds to the next try."""
         unread: LedgerError | None = None
         if row.refused or (self._shares and self.stopped is not None):
-            # Its sale may have been found paid since, or sent by another process.
+            # The row's sale may have been found paid since, or sent by another process.
             unread = await self._read_again(row)
         key, sends = row.request.client_transaction_id, self._may_send(row)
         if row.refused and not sends:

@@ -301,7 +301,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     ledger = await kind.open(address, create=False)
     try:
         if isinstance(ledger, Shared):
-            # They are looked for among the newest changes, of which the archive makes one for each attempt.
+            # Overpayments are looked for among the newest changes, of which the archive makes one for each attempt.
             await ledger.note_overpaid(time.time())
         return await archive(ledger, before, file)
     finally:

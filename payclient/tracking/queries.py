@@ -245,7 +245,7 @@ class StatusQueries:
         _alarm(record, reading.alarms)
         if reading.conflict is not None:
             key, what = record.client_transaction_id, "a report is not ours: %s"
-            if ask is None:  # of what is not followed, only what is read of a form has a conflict
+            if ask is None:  # without a followed ask only an answer about a form has a conflict
                 log("error", "confirmation_conflicted", key, what, reading.conflict)
             else:
                 log("error", "status_conflicted", key, what, reading.conflict)

@@ -199,7 +199,7 @@ async def _cursor_at(ledger: Ledger, since: float) -> int:
         changes = await ledger.changes(cursor, 1)
         return changes[0].cursor if changes and changes[0].at < since else None
 
-    # What was archived is a long part without news, which is read through: so never begin before it again.
+    # An archived part has no news and takes long to read through: no later step begins before it.
     cursor, step = 0, 1
     while (found := await older_one(cursor + step)) is not None:
         cursor, step = found, 2 * step

@@ -218,7 +218,7 @@ class Attempts:
         except GeneratorExit:
             raise  # its loop is gone: nothing can be written
         except BaseException as ended:
-            # Only a tracker that closes cancels the send of a sale. An exit in a callback may not end the process.
+            # Only a closing tracker cancels the send of a sale. After an exit in a callback the process may go on.
             if (record := attempt.record) is not None and not isinstance(ended, Exception):
                 event = attempt.end or self._event_of(ended, attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
@@ -391,8 +391,8 @@ class Attempts:
             del self._answered[next(iter(self._answered))]
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
-        # Not too early: the request may have reached the service as late as the total time-out; and the wall clock may
-        # have been set forward since the permit.
+        """Return the event of an answer that never came, with an end that is not too early."""
+        # The request may have arrived as late as the total time-out; the wall clock may have been set forward since.
         at, policy = self._clock.time(), self._poller.policy
         end = max(policy.longest_end(record), at + policy.life[record.kind])
         return Lost(at=at, expires_at=end, candidate_id=candidate_id)

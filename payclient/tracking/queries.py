@@ -111,7 +111,7 @@ class StatusQueries:
             if second_reading is None:
                 return None
             reading = second_reading
-        record = ask.record  # of which it was read; the ledger may learn more meanwhile
+        record = ask.record  # the answer was read against this one; another may be written meanwhile
         try:
             if await self.is_anothers(record, reading.report):
                 ask.report = None
@@ -122,7 +122,7 @@ class StatusQueries:
             return None
         is_written = await self.write(record, reading, ask) is not None
         ask.is_answered = is_written and reading.is_about_ask
-        # Once its customer has answered, also one of a request that was executed late.
+        # Refused, and pending by a request that was executed late: query it once its customer has answered.
         late = ask.begun + self._policy.absent_after + self._policy.sale_window
         is_pending = reading.report is not None and reading.report.state == "Pendiente"
         if ask.record.state is State.REFUSED and is_pending and self._clock.monotonic() < late:

@@ -97,7 +97,7 @@ def names_existing(history: Iterable[Change]) -> bool:
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     """Return the transaction ids that were named to this attempt since its last decision, the newest first.
 
-    A person's decision that it is paid is passed over: it confirms none. None among them: a cancelled return.
+    A person's decision that the form is paid ends nothing: it confirms no payment. An id None: a cancelled return.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
     for change in await history_of(ledger, record):

@@ -265,15 +265,15 @@ class OpenAsks:
             if ask.record is before and not await self.late.write_lost(before):
                 raise  # no earlier event was missing
             newest = await self.ledger.apply(seen or ask.record, event)
-        self.learn(ask, newest)
+        self.take_newest(ask, newest)
         return True
 
     async def reread(self, ask: Followed) -> bool:
         """Read the ask's record again, and return whether it has changed."""
         newest = await self.ledger.get(ask.record.client_transaction_id)
-        return newest is not None and self.learn(ask, newest)
+        return newest is not None and self.take_newest(ask, newest)
 
-    def learn(self, ask: Followed, newest: Record) -> bool:
+    def take_newest(self, ask: Followed, newest: Record) -> bool:
         """Take the ledger's newest record of the ask's id, and return whether it says anything new."""
         is_news = (newest.attempt, newest.version) > (ask.record.attempt, ask.record.version)
         was_decided = ask.record.state.decided
@@ -367,8 +367,8 @@ class OpenAsks:
             self.on_named(record)
 
     def _end_follow_up(self, record: Record) -> None:
+        """Forget a decided attempt's lease, which the ledger ended with it, and call what waits for a decided form."""
         if self.leases is not None:
-            # The ledger ended its lease as it took the decision.
             self.leases.ours.discard(record.client_transaction_id)
         if record.kind == "form":
             for callback in self.on_form_decided:

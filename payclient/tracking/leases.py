@@ -175,6 +175,7 @@ class Leases:
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
     async def _write_deferred(self) -> None:
+        """Write which leases are held without renewal; keep them for the next round where the ledger fails."""
         deferred, self._deferred = self._deferred, {}
         try:
             if deferred:
@@ -277,19 +278,19 @@ class Leases:
             while self._changed:
                 ids = [self._changed.pop() for _ in range(min(PAGE, len(self._changed)))]
                 for record in (await self._ledger.get_many(ids)).values():
-                    self._learn(record)
+                    self._take_changed(record)
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
             self._asks.late.failed(error)
 
-    def _learn(self, record: Record) -> None:
+    def _take_changed(self, record: Record) -> None:
         """Take a record that another process wrote; query its ask if its notification or its candidates changed."""
         if (ask := self._asks.find(record.client_transaction_id)) is None:
             return
         before = ask.record
         is_notified = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
-        is_newer = self._asks.learn(ask, record)
+        is_newer = self._asks.take_newest(ask, record)
         if is_newer and is_notified and not record.state.decided:
             self._poller.query_notified(record)
 

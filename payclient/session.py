@@ -420,6 +420,7 @@ class SendProof:
         self.deadline = deadline
 
     async def __call__(self) -> None:
+        """Await `before_send`, once, and note that the first byte may leave from now on."""
         if self.permit_spent or self.may_have_sent or self.is_over:
             raise UsageError(
                 "a transport calls before_send once, and before its own end; nothing more is sent"
@@ -514,6 +515,7 @@ def _classify_failure(call: Call, failure: str) -> TransportError:
 
 
 def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:
+    """Call the hook with an exchange, and log what it raises."""
     try:
         on_exchange(exchange)
     # The call is not cancelled here, since nothing is awaited: the hook raised the `CancelledError` of something else.

@@ -412,6 +412,7 @@ class Charges(AsyncIterator[ChargeResult]):
         return False
 
     def _emit(self, result: ChargeResult) -> None:
+        """Queue a row's result for the reader, and make room for another row."""
         if not self._exited:
             self._results.put_nowait(result)
         self._room.release()

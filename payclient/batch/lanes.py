@@ -141,6 +141,7 @@ async def rows_of(attempts: Attempts, requests: Requests) -> AsyncGenerator[Lane
 
 
 async def _chunks(requests: Requests) -> AsyncGenerator[list[SaleRequest | ChargeRow], None]:
+    """Yield the requests as lists that are looked up at once: of an async iterable each alone, as it comes."""
     if isinstance(requests, AsyncIterable):
         async for request in requests:
             yield [request]  # not held back until a chunk is full

@@ -76,6 +76,7 @@ def back_up(source: str, target: str) -> None:
 
 
 def _copy(source: sqlite3.Connection, target: str) -> None:
+    """Copy a whole ledger but its form links, and check the copy."""
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
         # In one step: a snapshot of one commit, while the owner goes on writing.
         source.backup(copy)

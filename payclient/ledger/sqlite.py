@@ -235,6 +235,7 @@ class SqliteWriter(Writer):
             self._ended.set_result(None)
 
     def _serve(self, in_sqlite: threading.Lock) -> None:
+        """Open the file, carry out what is queued until the order to end, and close the file."""
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
         # the connection, which would tear the write-ahead log from under its parent.
         try:

@@ -47,7 +47,7 @@ class DueTimes:
         self.alarm_at: float = math.inf
 
     def put(self, item: Scheduled, when: float) -> None:
-        """Make the item due then, and no longer when it was due before."""
+        """Make the item due at this time, in place of the one at which it was due before."""
         width = self._width
         number = math.ceil(when / width)
         if number * width < when:  # rounded

@@ -287,7 +287,7 @@ async def test_each_line_counts_what_failed_since_the_one_before(caplog: pytest.
     late = LateWrites(MemoryLedger(), clock)
     for seconds in (0, 30, 31, 60):
         await clock.advance(seconds)
-        late.failed(payclient.LedgerUnavailableError("disk full"))
+        late.log_failure(payclient.LedgerUnavailableError("disk full"))
     assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2, 1]
 
 

@@ -300,7 +300,7 @@ class Charges(AsyncIterator[ChargeResult]):
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
-            self._attempts.ledger_failed(error)
+            self._attempts.log_ledger_failure(error)
             self._failed_read = error, self._clock.monotonic()
             return error
         except UsageError:

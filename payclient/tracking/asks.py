@@ -248,7 +248,7 @@ class OpenAsks:
         """Note that the ledger failed, so that an answer about the ask counts for nothing: it is queried again."""
         ask.failures += 1
         ask.recheck_again()
-        self.late.failed(error)
+        self.late.log_failure(error)
 
     async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
         """Do what `apply` does. Raises `TransitionError` and `LedgerError`."""

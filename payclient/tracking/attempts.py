@@ -133,7 +133,7 @@ class Attempts:
         self._clock = poller.clock
         self.refusals: Refusals = Refusals(poller)
         #: Logs that the ledger fails: one line a minute.
-        self.ledger_failed: Callable[[Exception], None] = poller.asks.late.failed
+        self.log_ledger_failure: Callable[[Exception], None] = poller.asks.late.log_failure
         self._in_flight: dict[str, tuple[Attempt, asyncio.Task[Record]]] = {}
         #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
         self._answered: dict[int | str, str] = {}

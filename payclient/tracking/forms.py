@@ -173,7 +173,7 @@ class KeptLinks:
         try:
             await self._asks.ledger.keep_links(record, orjson.dumps(kept).decode(), until)
         except Exception as error:  # whatever it is must not leave with these frames, which hold the links
-            self._asks.late.failed(error)
+            self._asks.late.log_failure(error)
         if self._dead_at is None or until < self._dead_at:
             self._changed.set()
 
@@ -191,7 +191,7 @@ class KeptLinks:
                 if self._dead_at is None and self._asks.leases is not None:
                     self._dead_at = clock.time() + self._lifetime  # another process may keep links, and end
             except Exception as error:  # whatever it is must not end the deleting
-                self._asks.late.failed(error)
+                self._asks.late.log_failure(error)
                 self._dead_at = clock.time() + DELETE_AGAIN
             await sleep(clock, BETWEEN_DELETIONS)
             if self._dead_at is None:

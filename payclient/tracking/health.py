@@ -73,7 +73,7 @@ async def probe(poller: Poller) -> Health:
             await within(clock, PROBE, asks.ledger.drop_links(clock.time()))
             writable = True
         except (LedgerError, TimeoutError) as error:
-            asks.late.failed(error)
+            asks.late.log_failure(error)
         except UsageError:
             if asks.is_open:
                 raise  # the call came in another event loop; else the tracker and its ledger were closed meanwhile

@@ -49,7 +49,7 @@ class LateWrites:
         #: Client transaction ids whose permits the ledger has forgotten.
         self._lost: set[str] = set()
 
-    def failed(self, error: Exception) -> None:
+    def log_failure(self, error: Exception) -> None:
         """Log that the ledger fails: one line a minute, however many operations fail."""
         self._failures += 1
         now = self._clock.monotonic()
@@ -65,7 +65,7 @@ class LateWrites:
             await self.write_earlier(record.client_transaction_id)
             return await self._write(record, event)
         except Exception as error:  # whatever it is: what was sent must not be called unsent
-            self.failed(error)
+            self.log_failure(error)
             if isinstance(event, Found):
                 return record  # the ask is queried again instead: a late answer may be out of date
             self.kept.setdefault(record.client_transaction_id, []).append((record, event))
@@ -143,7 +143,7 @@ class LateWrites:
             try:
                 await self._write(record, event)
             except Exception as error:  # whatever it is must not end the writing of all
-                self.failed(error)
+                self.log_failure(error)
                 raise LedgerUnavailableError("an earlier event of the ask is not written yet") from None
             if late and late[0][1] is event:
                 del late[0]

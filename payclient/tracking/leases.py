@@ -105,7 +105,7 @@ class SharedRateLimit(RateLimit):
             if reserves:
                 seconds = await self._ledger.reserve(self.gap)
         except Exception as error:  # whatever it is must not end the queries of all
-            self._late.failed(error)
+            self._late.log_failure(error)
         if reserves:
             self._reserved_from = self._clock.monotonic() + seconds
 
@@ -170,7 +170,7 @@ class Leases:
                     await self._compare()
                 is_done = await self._claim()
             except LedgerError as error:
-                self._asks.late.failed(error)
+                self._asks.late.log_failure(error)
             except Exception as error:  # our own error must not end it
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
@@ -213,7 +213,7 @@ class Leases:
                 await recheck_unpaid(self._poller, self._poller.policy.links_life, forms_only=True)
         except LedgerError as error:
             self._look_for_abandoned = True
-            self._asks.late.failed(error)
+            self._asks.late.log_failure(error)
             return False
         return True
 
@@ -282,7 +282,7 @@ class Leases:
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
-            self._asks.late.failed(error)
+            self._asks.late.log_failure(error)
 
     def _take_changed(self, record: Record) -> None:
         """Take a record that another process wrote; query its ask if its notification or its candidates changed."""

@@ -309,7 +309,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
                 return
             if isinstance(error, UsageError):
                 raise
-            asks.late.failed(error)
+            asks.late.log_failure(error)
             with suppress(TimeoutError):
                 await within(asks.clock, AGAIN, changed.wait())
             continue

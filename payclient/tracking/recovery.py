@@ -123,7 +123,7 @@ async def look_back(poller: Poller) -> None:
             await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
             return await _follow_unqueried(poller)
         except LedgerError as error:
-            poller.asks.late.failed(error)
+            poller.asks.late.log_failure(error)
             await sleep(poller.clock, AGAIN)
 
 

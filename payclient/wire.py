@@ -326,12 +326,8 @@ def decode_status(
     `OutcomeUnknownError`: for what cannot be read or a cache stored, and for "not found" that may be of another id.
     """
     answer = Answer(response, profile, client_transaction_id)
-    if (response.header("age") or "0").strip() != "0":
-        raise unknown_error(answer, "the answer came from a cache, of an earlier query")
     report = _read_single_report(answer)
-    if report is not None:
-        return report
-    if _is_array(answer):
+    if report is None and _is_array(answer):
         reports = [_read_report(entry, profile) for entry in answer.data]
         if client_transaction_id in {each.client_transaction_id for each in reports} - {None}:
             # A search by the beginning of an id finds those of others, too.
@@ -339,8 +335,10 @@ def decode_status(
                 each for each in reports if each.client_transaction_id in (None, client_transaction_id)
             ]
         report = _report_of_all(reports)
-    elif not _is_not_found(answer):
+    elif report is None and not _is_not_found(answer):
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
+    if (response.header("age") or "0").strip() != "0":
+        raise unknown_error(answer, "the answer came from a cache, of an earlier query")
     if report is None and client_transaction_id is not None and _SHORTENED.search(client_transaction_id):
         raise unknown_error(answer, '"not found" may be of another id, to which a proxy shortens this one')
     return report

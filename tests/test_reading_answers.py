@@ -417,3 +417,15 @@ async def test_what_a_cache_stored_is_no_answer(
         else:
             with pytest.raises(payclient.OutcomeUnknownError, match="cache"):
                 await session.status(client_transaction_id="order-17")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(401, payclient.UnauthorizedError), (429, payclient.RateLimitedError)]
+)
+async def test_a_refusal_of_some_age_is_a_refusal_all_the_same(
+    status: int, error: type[payclient.RefusedError]
+) -> None:
+    """A proxy that limits the rate may mark its answers: unheeded, each query would come at its usual time."""
+    async with session_of(HttpResponse(status, {"Age": "3", "Retry-After": "60"}, b""), PROFILE) as session:
+        with pytest.raises(error):
+            await session.status(client_transaction_id="order-17")

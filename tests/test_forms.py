@@ -109,6 +109,17 @@ async def test_no_link_is_handed_out_dead_though_the_wall_clock_was_set_back(ser
         await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request, margin=0))
 
 
+async def test_no_dead_link_is_handed_out_after_another_form(service: FakeService) -> None:
+    """By the wall clock, which was set back little by little, the ledger has them as living ones."""
+    async with tracking(service) as tracker:
+        await tracker.live_form("cart", request)
+        for _ in range(3):
+            await service.clock.advance(210)
+            service.clock.jump_wall(-180)
+        await tracker.prepare(request("another"))
+        await error_of(payclient.PurchaseOpenError, tracker.live_form("cart", request))
+
+
 async def test_a_form_that_was_loaded_is_handed_out_while_its_links_live(service: FakeService) -> None:
     """Both were loaded after five minutes, and live ten minutes from then, whatever the wall clock says."""
     async with tracking(service) as tracker:

@@ -210,7 +210,7 @@ class Forms:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
-        #: By client transaction id, the oldest first.
+        #: By client transaction id, the oldest first, but for dead ones that the ledger has as living ones.
         self._known: dict[str, KnownForm] = {}
         #: By purchase, the form that is being prepared, which all callers share.
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
@@ -237,9 +237,16 @@ class Forms:
         return form
 
     def _remember(self, identifier: str, result: PrepareResult, prepared_at: float) -> KnownForm:
-        """Keep the form of an id in memory unless one is, and return the kept one. The oldest are dropped once dead."""
+        """Keep the form of an id in memory unless one is, and return the kept one.
+
+        The oldest are dropped once they are dead, in memory and in the ledger.
+        """
+        kept = {}
         while self._known and not self._known[oldest := next(iter(self._known))].is_live(self._clock, 0.0):
-            del self._known[oldest]
+            dead = self._known.pop(oldest)
+            if dead.form.is_live(self._clock.time()):
+                kept[oldest] = dead  # the clock was set back: the ledger has its links as living ones
+        self._known |= kept
         form = PaymentForm(
             client_transaction_id=identifier,
             payment_id=result.payment_id,

@@ -210,6 +210,24 @@ async def test_a_declined_form_of_a_process_that_is_gone_is_queried_by_a_living_
         assert (await pending_of(living, form.client_transaction_id)).outcome.paid is True
 
 
+async def test_looks_at_declined_forms_put_off_no_query(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that was set back each look takes the form for declined just now."""
+    monkeypatch.setattr(leases, "RENEW", 0.002)
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
+    async with tracking(service, SharedLedger()) as tracker:
+        form = await tracker.live_form("cart", request)
+        service.pay(form.client_transaction_id, state="Cancelado")
+        await service.clock.advance(30)
+        service.clock.jump_wall(-10_000)
+        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+        for _ in range(14):
+            await asyncio.sleep(0.01)  # the rounds of the leases are in real time
+            await service.clock.advance(100)
+        assert (await pending_of(tracker, form.client_transaction_id)).outcome.paid is True
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_declined_form_is_queried_once_more(service: FakeService, restarts: bool) -> None:
     """When its links are dead, also by a process that began since; no query follows that one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -143,10 +144,16 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
             continue
-        if poller.is_payable_again(record):
+        if poller.is_payable_again(record) and not _is_planned(poller, record):
             poller.recheck(record, after=max(poller.policy.links_life - _age(poller, record), 0.0))
         if poller.policy.can_query and not forms_only:
             await _recheck(poller, record)
+
+
+def _is_planned(poller: Poller, decided: Record) -> bool:
+    """Return whether a decided attempt has a due time already, which no later look puts off."""
+    ask = poller.asks.find(decided.client_transaction_id)
+    return ask is not None and ask.recheck_at < math.inf
 
 
 def _age(poller: Poller, decided: Record) -> float:

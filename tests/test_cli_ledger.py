@@ -168,6 +168,7 @@ def test_list_tells_forms_from_pushes(book: Book, capfd: Said) -> None:
     lines = listed(capfd.readouterr().out)
     assert lines["order-form"].endswith("; a payment form; for the purchase cart-9")
     assert "form" not in lines["order-sending"]
+    assert "purchase" not in lines["order-sending"]
 
 
 def test_reversal_without_an_answer_is_unresolved_within_minutes(book: Book, capfd: Said) -> None:

@@ -467,6 +467,28 @@ async def test_an_abandoned_form_is_queried_no_more_at_each_start_for_ever(servi
     assert queries == [1, 1, 0]
 
 
+@pytest.mark.parametrize("acted", [True, False])
+async def test_a_form_that_may_be_paid_is_queried_at_a_start_however_old_it_is(
+    service: FakeService, acted: bool
+) -> None:
+    """Its customer acted, or its last query was never made: the service was out of reach."""
+    async with tracking(service) as tracker:
+        await tracker.prepare(request())
+        if acted:
+            hint = payclient.Notification(transaction_id=5001, client_transaction_id="form-1")
+            assert await tracker.notify(hint) is payclient.Receipt.MATCHED
+        else:
+            service.instead = lambda path: HttpResponse(503, {}, b"")
+        await service.clock.advance(7200)
+        assert (await pending_of(tracker, "form-1")).state is State.EXPIRED
+    service.instead = lambda path: None
+    await service.clock.advance(30 * 86_400.0)
+    service.pay("form-1", state="Aceptado")
+    async with tracking(service, ledger=service.ledger) as tracker:
+        await service.clock.advance(60)
+        assert (await pending_of(tracker, "form-1")).outcome.paid
+
+
 async def test_a_form_that_nobody_could_query_is_queried_at_a_start_once_somebody_can(
     service: FakeService,
 ) -> None:

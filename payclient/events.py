@@ -48,6 +48,8 @@ class Evidence(enum.StrEnum):
     CLOCK = "clock"
     #: Our clock, and queries to the last one without a word.
     LAST_QUERY = "last query"
+    #: Our clock, where no status can be queried.
+    NO_QUERY = "no query"
     #: A named person.
     OPERATOR = "operator"
     #: A named person, who read it in a statement of the service or the bank.
@@ -174,13 +176,16 @@ class Expired(Event):
     evidence = Evidence.CLOCK
 
 
-@attrs.frozen(kw_only=True)
 class Exhausted(Event):
     """The last query was made and decided nothing: the ask no longer keeps others of its purchase from being sent."""
 
     evidence = Evidence.LAST_QUERY
-    #: True where no status can be queried, so that none was. A process that can query does so before another ask.
-    unqueried: bool | None = None
+
+
+class Unqueried(Event):
+    """No status can be queried: the ask no longer keeps others of its purchase from being sent, until one can."""
+
+    evidence = Evidence.NO_QUERY
 
 
 @attrs.frozen(kw_only=True)

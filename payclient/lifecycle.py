@@ -82,6 +82,7 @@ from payclient.events import (
     ReversalRefused,
     Reversed,
     Suspected,
+    Unqueried,
     Withdrawn,
 )
 
@@ -228,7 +229,13 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             **_DECISIONS,
         },
         State.PENDING: {**_HINTS, **_VERDICTS, Expired: State.EXPIRED},
-        State.EXPIRED: {**_HINTS, Exhausted: State.EXPIRED, **_VERDICTS, **_DECISIONS},
+        State.EXPIRED: {
+            **_HINTS,
+            Exhausted: State.EXPIRED,
+            Unqueried: State.EXPIRED,
+            **_VERDICTS,
+            **_DECISIONS,
+        },
         State.CANCELLED: {
             **_HINTS,
             **dict.fromkeys(_VERDICTS),  # once more

@@ -521,7 +521,7 @@ async def test_a_form_that_nobody_can_query_is_renewed_no_more(service: FakeServ
         for _ in range(100):  # of both times
             await service.clock.advance(20.0)
             await asyncio.sleep(0.002)
-        assert (await record_in(ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.NO_QUERY
         await asyncio.sleep(0.05)
         assert ledger.holders["form-1"][1] > service.clock.monotonic() + 3600
 

@@ -483,7 +483,7 @@ async def test_a_payment_that_is_named_late_holds_its_purchase(
     async with prepared(service, profile) as tracker:
         assert (await the_end(service, tracker)).state is State.EXPIRED
         await service.clock.advance(60)
-        assert (await record_in(service.ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        assert (await record_in(service.ledger, "form-1")).evidence is Evidence.NO_QUERY
         service.pay("form-1")
         await tracker.notify(hint(5001, "form-1"))
         await service.clock.advance(8000)

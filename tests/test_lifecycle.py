@@ -40,6 +40,7 @@ from payclient.events import (
     ReversalRefused,
     Reversed,
     Suspected,
+    Unqueried,
     Withdrawn,
 )
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State, advance
@@ -59,7 +60,7 @@ MOVES: dict[tuple[State, State], set[type[Event]]] = {
     (PENDING, ACCEPTED): {FoundAccepted},
     (PENDING, CANCELLED): {FoundCancelled, Abandoned, Withdrawn},
     (PENDING, EXPIRED): {Expired},
-    (EXPIRED, EXPIRED): {Exhausted},
+    (EXPIRED, EXPIRED): {Exhausted, Unqueried},
     (EXPIRED, ACCEPTED): {FoundAccepted, DecidedAccepted, Listed},
     (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled, Abandoned, Withdrawn},
     (EXPIRED, REFUSED): {DecidedRefused},
@@ -81,7 +82,8 @@ EVIDENCE = {
     DecidedAccepted: "operator", Listed: "listed", DecidedCancelled: "operator", DecidedRefused: "operator",
     Notified: "notification", Returned: "return", Abandoned: "unpaid",
     Withdrawn: "withdrawn", Conflicted: "conflict", Suspected: "lane busy",
-    Exhausted: "last query", Overpaid: "conflict", ReversalPermitted: "permit", ReversalNotSent: "not sent",
+    Exhausted: "last query", Unqueried: "no query", Overpaid: "conflict", ReversalPermitted: "permit",
+    ReversalNotSent: "not sent",
     ReversalRefused: "answer", Reversed: "answer",
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def is_unresolved(record: Record, now: float) -> bool:
     if record.state is State.SENDING:
         return now > record.created_at + SENDER_GONE
     if record.state in (State.EXPIRED, State.REVERSING):
-        return record.evidence is Evidence.LAST_QUERY or now > last_query(record)
+        return record.evidence in (Evidence.LAST_QUERY, Evidence.NO_QUERY) or now > last_query(record)
     return record.state is State.UNKNOWN
 
 

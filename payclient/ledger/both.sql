@@ -5,9 +5,9 @@
 -- as `holds_purchase` in records.py.
 -- name: holds
 (state = 'accepted' OR state = 'reversing' OR (kind <> 'form' AND (
-        state = 'pending' OR state = 'sending' OR state = 'unknown' OR (state = 'expired' AND evidence <> 'last query')
+        state = 'pending' OR state = 'sending' OR state = 'unknown' OR (state = 'expired' AND evidence = 'clock')
     )) OR (kind = 'form' AND NOT new.beside_open_form AND (
-        (state = 'expired' AND evidence <> 'last query')
+        (state = 'expired' AND evidence = 'clock')
         OR (coalesce(links_dead_at > new.created_at, true) AND (
             state = 'expired' OR state = 'pending' OR state = 'sending'
             OR (state = 'unknown' AND (evidence <> 'no answer' OR candidate_ids IS NOT NULL))

@@ -234,7 +234,7 @@ def holds_purchase(known: Record, at: float, *, beside_open_form: bool = False) 
         return True
     if known.kind == "form" and beside_open_form:
         return False
-    if state is State.EXPIRED and evidence is not Evidence.LAST_QUERY:
+    if state is State.EXPIRED and evidence is Evidence.CLOCK:
         return True  # its last query is to come, and may find it paid
     if known.kind != "form":
         return state in _OPEN

@@ -228,7 +228,7 @@ class Followed(Scheduled):
 
 def awaits_last_query(record: Record) -> bool:
     """Return whether an ask expired by our clock, and its last query was not made yet."""
-    return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
+    return record.state is State.EXPIRED and record.evidence is Evidence.CLOCK
 
 
 def customer_acted(record: Record) -> bool:
@@ -351,6 +351,8 @@ class Policy:
         have been "paid". Nor is one that does not find a sale that was created, or one before the ask's whole life has
         passed in this process: our clock may be ahead of the sender's.
         """
+        if ask.record.evidence is Evidence.NO_QUERY:
+            return self.can_query and ask.is_answered  # it can be queried by now
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from payclient.clock import Clock, Timer, cancel_all, drain, is_cancelled_alone, outlive, start, within
 from payclient.errors import LedgerError, PayError, TrackerClosedError, named_error
-from payclient.events import Exhausted, Expired
+from payclient.events import Evidence, Exhausted, Expired, Unqueried
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
@@ -366,8 +366,8 @@ class Poller:
 
     async def _exhaust(self, ask: Followed) -> None:
         """Write that the ask no longer keeps others of its purchase from being sent."""
-        unqueried = not (self.policy.can_query and self.policy.follows(ask.record)) or None
-        await self.asks.apply(ask, Exhausted(at=self.clock.time(), unqueried=unqueried))
+        is_queried = self.policy.can_query and self.policy.follows(ask.record)
+        await self.asks.apply(ask, (Exhausted if is_queried else Unqueried)(at=self.clock.time()))
 
     # --- What others call
 
@@ -419,10 +419,9 @@ class Poller:
         if (ask := self.asks.follow(record)) is None:
             return None
         await self._query_soon(ask)
-        if ask.record.state is State.EXPIRED and ask.is_answered:
-            await self._exhaust(ask)
+        if ask.record.evidence is Evidence.LAST_QUERY or ask.record.state in (State.CANCELLED, State.UNKNOWN):
             return None
-        return None if ask.record.state in (State.CANCELLED, State.UNKNOWN) else ask.record
+        return ask.record
 
     def _may_query_now(self, record: Record) -> bool:
         """Return whether an attempt can be queried at all, and the service does not want a pause."""

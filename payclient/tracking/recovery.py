@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
 from payclient.errors import LedgerError
-from payclient.events import DecidedAccepted, FoundPending, Notified, Recovered, Returned
+from payclient.events import DecidedAccepted, Evidence, FoundPending, Notified, Recovered, Returned
 from payclient.ledger import Change, Ledger, Shared
 from payclient.ledger.records import may_be_paid
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.schedule import RECHECK_AGES
-from payclient.tracking.followup import awaits_last_query, customer_acted
+from payclient.tracking.followup import customer_acted
 from payclient.tracking.returned_form import is_confirmed
 
 if TYPE_CHECKING:
@@ -62,19 +62,10 @@ def _is_over(poller: Poller, record: Record) -> bool:
 
     Its lease, if any, is put off for a year instead.
     """
-    if record.state is not State.EXPIRED or awaits_last_query(record) or customer_acted(record):
+    if poller.asks.leases is not None or record.evidence is not Evidence.LAST_QUERY or customer_acted(record):
         return False
     age = poller.clock.time() - (record.expires_at or record.created_at)
-    return poller.asks.leases is None and age > OVER * RECHECK_AGES[-1] * poller.policy.scale
-
-
-async def _follow_unqueried(poller: Poller) -> None:
-    """Follow what `take_over` left as over, and nobody could query: perhaps it can be queried by now."""
-    async for record in poller.asks.ledger.unfinished():
-        if _is_over(poller, record) and poller.policy.has_id(record):
-            history = await history_of(poller.asks.ledger, record)
-            if any("unqueried" in change.facts for change in history):
-                poller.asks.follow(record)
+    return age > OVER * RECHECK_AGES[-1] * poller.policy.scale
 
 
 def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
@@ -121,8 +112,7 @@ async def look_back(poller: Poller) -> None:
     """
     while True:
         try:
-            await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
-            return await _follow_unqueried(poller)
+            return await recheck_unpaid(poller, max(LOOK_BACK, poller.policy.links_life))
         except LedgerError as error:
             poller.asks.late.log_failure(error)
             await sleep(poller.clock, AGAIN)

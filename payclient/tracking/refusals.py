@@ -18,7 +18,7 @@ from payclient.errors import (
     RefusedError,
     named_error,
 )
-from payclient.events import Evidence, Exhausted, Lost
+from payclient.events import Evidence, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import tracker_log as log
@@ -40,9 +40,8 @@ def may_exist(ended: Record, history: Sequence[Change], codes: Set[int]) -> bool
         case "form", State.UNKNOWN:
             return True  # nobody here has its links, and another ledger may have prepared the same id
         case _, State.EXPIRED:
-            # Exhausted without a query. Beside an ask that was queried to the end another may be sent.
-            ends = (each.facts.get("unqueried") for each in history if each.event == Exhausted.__name__)
-            return bool(next(ends, False))
+            # Beside an ask that was queried to the end another may be sent.
+            return ended.evidence is Evidence.NO_QUERY
         case kind, State.REFUSED if ended.notified_at is not None or (ended.archived and kind == "sale"):
             return True  # a hint came; or the history, which may say that it exists, is in the archive alone
         case "sale", State.REFUSED:
@@ -91,8 +90,7 @@ class Refusals:
         # Any of several refused attempts may exist, whatever the newest one met.
         attempts = await self._attempts(ended) if is_refused and ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
-        needs_history = is_refused or ended.state is State.EXPIRED
-        changes = await self._poller.asks.ledger.history(ended.client_transaction_id) if needs_history else ()
+        changes = await self._poller.asks.ledger.history(ended.client_transaction_id) if is_refused else ()
         history = by_attempt(changes)
         doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
         if not doubted:

@@ -373,7 +373,8 @@ async def test_an_expired_push_that_nobody_could_query_is_queried_before_another
         await collected_by(tracker, "cart of approved")
         await tracker.sale(sale("second"), purchase="cart of ignored")
     assert service.posted == {"approved": 1, "ignored": 1, "second": 1}
-    assert (await events_of(ledger, "ignored"))[-2:] == ["Unqueried", "Exhausted"]  # it is queried for no third one
+    # It is queried for no third one.
+    assert (await events_of(ledger, "ignored"))[-2:] == ["Unqueried", "Exhausted"]
 
 
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:

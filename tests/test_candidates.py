@@ -174,10 +174,11 @@ async def test_an_answer_about_a_candidate_decides_nothing_once_another_one_is_o
         assert await tracker.notify(hint(1000)) is Receipt.DUPLICATE
 
 
-async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
+@pytest.mark.parametrize("named", ["order-18", "order-1", ""])
+async def test_anothers_transaction_is_asked_for_once(service: Lagging, named: str) -> None:
     """The service's word that it is somebody else's ends it, however often it is named again."""
     async with selling(service, lost_request) as (tracker, pending):
-        service.add_sale(2000, clientTransactionId="order-18")
+        service.add_sale(2000, clientTransactionId=named)
         await tracker.notify(hint(2000))
         await service.clock.advance(5)
         for _ in range(10):

@@ -439,8 +439,6 @@ class Policy:
         due = ask.begun + self.absent_after
         soonest = ask.queried_at + self.least_gap * backoff(ask)
         if ask.absent_at is not None:
-            if ask.candidates_left():
-                return max(now, soonest)
             due = self.second_proof_due(ask.absent_at)
         # Queries by candidate ids come first and prove nothing: only one by client transaction id counts.
         return max(now, due, soonest) if ask.client_queried_at < due else None

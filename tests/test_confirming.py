@@ -467,6 +467,30 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
         assert await state_of(service) is State.ACCEPTED
 
 
+@pytest.mark.usefixtures("lent_by_clock")
+async def test_a_form_that_is_queried_while_it_is_confirmed_is_put_off_no_longer(
+    service: FakeService,
+) -> None:
+    """It was paid after its last query, and is queried in the background until its process dies."""
+    ledger = SharedLedger()
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, PROFILE, ledger) as tracker:
+        for _ in range(34):
+            await service.clock.advance(50)
+            await asyncio.sleep(0.005)
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        service.pay("form-1")
+        returning = asyncio.create_task(tracker.returned(back(5001)))
+        queried = len(service.queries)
+        await pass_by(service, 120)
+        await returning
+        assert len(service.queries) > queried
+    service.confirm_scripts = []
+    async with tracking(service, SharedLedger(ledger), PROFILE):
+        await pass_by(service, 60)
+        assert await state_of(service) is State.ACCEPTED
+
+
 @pytest.mark.parametrize(("until_next", "failing"), [(0.05, 0), (0.05, 1), (1000.0, None)])
 @pytest.mark.parametrize("is_writing", [False, True])
 async def test_a_form_that_comes_back_elsewhere_is_put_off_for_no_year(

@@ -133,6 +133,7 @@ async def test_an_answer_that_is_not_written_is_unknown_until_it_is(caplog: pyte
         pending = await tracker.sale(push("order-1"))
         assert (pending.state, pending.transaction_id, pending.outcome.paid) == (State.UNKNOWN, None, None)
         assert pending.remaining > 0.0
+        assert (await tracker.sale(push("order-1"))).state is State.UNKNOWN  # a double click
         await asyncio.sleep(490.0)
         assert pending.state is State.UNKNOWN
         assert await state_in(ledger) is State.SENDING

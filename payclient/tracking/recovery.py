@@ -134,21 +134,18 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
             if record.state is State.ACCEPTED or (record.state is State.CANCELLED and may_be_paid(record)):
                 await confirmer.recover([record])
             continue
-        if poller.is_payable_again(record) and not _is_planned(poller, record):
-            poller.recheck(record, after=max(poller.policy.links_life - _age(poller, record), 0.0))
+        ask = poller.asks.find(record.client_transaction_id)
+        is_planned = ask is not None and ask.recheck_at < math.inf  # no later look puts that query off
+        if poller.is_payable_again(record) and not is_planned:
+            _recheck_after(poller, record, poller.policy.links_life)
         if poller.policy.can_query and not forms_only:
             await _recheck(poller, record)
 
 
-def _is_planned(poller: Poller, decided: Record) -> bool:
-    """Return whether a decided attempt has a due time already, which no later look puts off."""
-    ask = poller.asks.find(decided.client_transaction_id)
-    return ask is not None and ask.recheck_at < math.inf
-
-
-def _age(poller: Poller, decided: Record) -> float:
-    """Return the seconds since a decision, at least 0: the wall clock may have been set back between two runs."""
-    return max(poller.clock.time() - (decided.decided_at or 0.0), 0.0)
+def _recheck_after(poller: Poller, decided: Record, seconds: float) -> None:
+    """Query an attempt once more so many seconds after its decision. The wall clock may have been set back since."""
+    age = max(poller.clock.time() - (decided.decided_at or 0.0), 0.0)
+    poller.recheck(decided, after=max(seconds - age, 0.0))
 
 
 async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
@@ -186,7 +183,7 @@ async def _recheck(poller: Poller, unpaid: Record) -> None:
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         poller.recheck(unpaid)
     if is_refused and names_existing(history):  # of any attempt
-        poller.recheck(unpaid, after=max(poller.policy.absent_after - _age(poller, unpaid), 0.0))
+        _recheck_after(poller, unpaid, poller.policy.absent_after)
 
 
 async def _cursor_at(ledger: Ledger, since: float) -> int:

@@ -254,10 +254,9 @@ class AnswerReader:
         """
         record = self.ask.record
         would_decide = record.kind == "sale" or report.state in ("Aceptado", "Cancelado")
-        # A query by client transaction id alone may find another account's: the number in its report ties it.
-        is_numbered = bool(found_ids(report)) or self.policy.by_transaction_id
-        is_tied = record.transaction_id is not None and is_numbered
-        return would_decide and not is_tied and bool(record.credentials) and not self._can_see()
+        # A query by client transaction id alone may find another account's, unless its report names our transaction.
+        by_number = record.transaction_id is not None and (self.policy.by_transaction_id or found_ids(report))
+        return would_decide and not by_number and bool(record.credentials) and not self._can_see()
 
     def _can_see(self) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
@@ -377,9 +376,10 @@ class AnswerReader:
 
 
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
-    """Return what a report of a form that came back means; None: "not found", so that nobody paid it.
+    """Return the meaning of a report about a form that came back; None stands for "not found": nobody paid the form.
 
-    The report answers a confirmation or a status query. A reading without events is no verdict yet.
+    The report is the answer to a confirmation, or to a status query by client transaction id. A reading without an
+    event decides nothing: the form is pending, its state is not mapped, or the ledger has that already.
     """
     if report is None:
         return Reading([Abandoned(at=at)])

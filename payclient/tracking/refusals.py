@@ -214,8 +214,8 @@ class Refusals:
         """
         if not self.says_exists(refused):
             return None
-        may_exist, report = await self._query_existing(record, self.is_duplicate(refused))
-        if not may_exist:
+        is_doubted, report = await self._query_existing(record, self.is_duplicate(refused))
+        if not is_doubted:
             return None
         record = await self._poller.asks.write(record, lost)
         if report is not None:

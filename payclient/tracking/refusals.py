@@ -31,23 +31,14 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 
-def may_exist(ended: Record, history: Sequence[Change], codes: Set[int]) -> bool:
-    """Return whether an ask that ended unpaid may exist all the same, so that it is queried before another is sent.
+def may_exist(refused: Record, history: Sequence[Change], codes: Set[int]) -> bool:
+    """Return whether a refused attempt may exist all the same, so that it is queried before another is sent.
 
     The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
     """
-    match ended.kind, ended.state:
-        case "form", State.UNKNOWN:
-            return True  # nobody here has its links, and another ledger may have prepared the same id
-        case _, State.EXPIRED:
-            # Beside an ask that was queried to the end another may be sent.
-            return ended.evidence is Evidence.NO_QUERY
-        case kind, State.REFUSED if ended.notified_at is not None or (ended.archived and kind == "sale"):
-            return True  # a hint came; or the history, which may say that it exists, is in the archive alone
-        case "sale", State.REFUSED:
-            # The profile may list its code only since then; the history has what was known then.
-            return ended.error_code in codes or names_existing(history)
-    return False
+    # The profile may list its code only since then. The history has what was known then, or the archive alone has it.
+    is_doubted = refused.archived or refused.error_code in codes or names_existing(history)
+    return refused.notified_at is not None or (refused.kind == "sale" and is_doubted)
 
 
 def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str, int | None]]:
@@ -86,23 +77,25 @@ class Refusals:
         Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        policy, is_refused = self._poller.policy, ended.state is State.REFUSED
+        if ended.state is not State.REFUSED:
+            # Nobody here has the links of an unknown form, and another ledger may have prepared the same id.
+            is_unknown_form = ended.kind == "form" and ended.state is State.UNKNOWN
+            is_doubted = is_unknown_form or ended.evidence is Evidence.NO_QUERY
+            can_be_found = self._poller.policy.can_query and self._poller.policy.follows(ended)
+            return await self._poller.query_unqueried(ended) if is_doubted and can_be_found else None
         # Any of several refused attempts may exist, whatever the newest one met.
-        attempts = await self._attempts(ended) if is_refused and ended.attempt > 1 else [ended]
+        attempts = await self._attempts(ended) if ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
-        changes = await self._poller.asks.ledger.history(ended.client_transaction_id) if is_refused else ()
+        changes = await self._poller.asks.ledger.history(ended.client_transaction_id)
         history = by_attempt(changes)
         doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
         if not doubted:
             return None
-        if is_refused:
-            was_created = any("created_id" in change.facts for change in changes)
-            try:
-                return await self._find_refused(ended, doubted, was_created=was_created)
-            except PayError as error:
-                raise named_error(error, ended.client_transaction_id) from error.__cause__
-        can_be_found = policy.can_query and policy.follows(ended)
-        return await self._poller.query_unqueried(ended) if can_be_found else None
+        was_created = any("created_id" in change.facts for change in changes)
+        try:
+            return await self._find_refused(ended, doubted, was_created=was_created)
+        except PayError as error:
+            raise named_error(error, ended.client_transaction_id) from error.__cause__
 
     async def _attempts(self, record: Record) -> list[Record]:
         """Return every attempt of the id, the newest last."""

@@ -298,7 +298,7 @@ class OpenAsks:
         if record.state is not before.state:
             self._note_state(ask, before)
         elif record.evidence is not before.evidence and ask.waiters:
-            self.end_waits(ask)  # another process may have made the last query, or none that it can make
+            self.end_waits(ask)  # another process may have made the last query, or can make none
 
     def _note_times(self, ask: Followed, before: Record) -> None:
         """Set `begun` where an ask was found, or its reversal permitted; set its times where its end has changed."""

@@ -352,7 +352,7 @@ class Policy:
         passed in this process: our clock may be ahead of the sender's.
         """
         if ask.record.evidence is Evidence.NO_QUERY:
-            return self.can_query and ask.is_answered  # it can be queried by now
+            return ask.is_answered  # it can be queried by now
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):

@@ -354,7 +354,7 @@ def test_moved(book: Book, person: list[str], capfd: Said) -> None:
 
     async def is_of(address: str, ledger: Ledger) -> bool:
         mine = service_fingerprint(address, ledger.digest_key)
-        return await ledger.environment(mine) == mine
+        return await ledger.service_fingerprint(mine) == mine
 
     assert book.use(functools.partial(is_of, old))
     for answer, address, code, owner in (

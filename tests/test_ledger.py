@@ -649,8 +649,10 @@ def test_postgres_agrees(postgres: PostgresServer, steps: list[Step]) -> None:
 
 async def test_the_service_it_is_used_with(ledger: Ledger) -> None:
     """The first of those that use it says so, also of two at once, until a person says that it has moved."""
-    at_once = await asyncio.gather(ledger.environment(b"a" * 16), ledger.environment(b"b" * 16))
+    at_once = await asyncio.gather(
+        ledger.service_fingerprint(b"a" * 16), ledger.service_fingerprint(b"b" * 16)
+    )
     assert {*at_once} == {b"a" * 16}
-    assert await ledger.environment(b"b" * 16) == b"a" * 16
-    assert await ledger.environment(b"b" * 16, moved=True) == b"b" * 16
-    assert await ledger.environment(b"a" * 16) == b"b" * 16
+    assert await ledger.service_fingerprint(b"b" * 16) == b"a" * 16
+    assert await ledger.service_fingerprint(b"b" * 16, moved=True) == b"b" * 16
+    assert await ledger.service_fingerprint(b"a" * 16) == b"b" * 16

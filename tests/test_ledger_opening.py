@@ -105,7 +105,7 @@ async def test_a_schema_of_its_own(postgres: PostgresServer, new_database: str) 
     assert [ledger.location.partition("?")[2] for ledger in ledgers] == ["", "schema=order", "schema=Shop-17"]
     for number, ledger in enumerate(ledgers):
         await brought(ledger, State.ACCEPTED)
-        assert await ledger.environment(bytes([number] * 16)) == bytes([number] * 16)
+        assert await ledger.service_fingerprint(bytes([number] * 16)) == bytes([number] * 16)
     await until(lambda: asyncio.sleep(0, all("order-1" in each for each in heard)))
     assert [each.count("order-1") for each in heard] == [1] * 3
     for ledger in ledgers:

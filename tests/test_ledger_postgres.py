@@ -269,7 +269,7 @@ async def test_a_database_that_publishes_all_of_its_tables(
     """For a program that captures changes: the server takes no update of a row that such a program could not tell."""
     await postgres.execute(new_database, "CREATE PUBLICATION changes FOR ALL TABLES")
     async with aclosing(await PostgresLedger.open(Secret(postgres.url(new_database)))) as ledger:
-        assert await ledger.environment(b"e") == b"e"
+        assert await ledger.service_fingerprint(b"e") == b"e"
         assert await ledger.reserve(1.0) == 0.0
         await brought(ledger, State.ACCEPTED)
         assert await ledger.renew(1.0) == 0

@@ -266,7 +266,7 @@ async def moved(*, ledger: LedgerUrl = None, base_url: str, yes: Yes = False) ->
     terminal.say(text("ledger.moving"))
     terminal.ask(text("ledger.is_same"), "nothing was changed", yes=yes)
     async with opened(ledger, changes=True) as book:
-        await book.environment(service_fingerprint(address, book.digest_key), moved=True)
+        await book.service_fingerprint(service_fingerprint(address, book.digest_key), moved=True)
     terminal.say(text("ledger.moved", address=address))
 
 

@@ -106,10 +106,10 @@ class Ledger(Protocol):
     #: Whether this opening made the ledger: a new one knows no earlier charge.
     created: bool
 
-    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        """Return the digest of the service that this ledger is used with.
+    async def service_fingerprint(self, mine: bytes, *, moved: bool = False) -> bytes:
+        """Return the fingerprint of the service that this ledger is used with.
 
-        Where it has none yet, or the service has `moved`, it is set to `mine` first.
+        Where the ledger has none yet, or the service has `moved`, `mine` is written into it first.
         """
 
     async def permit(self, record: Record) -> bool:
@@ -206,13 +206,13 @@ class Shared(Ledger, Protocol):
         """
 
     async def renew(self, seconds: float) -> int:
-        """Renew for so many seconds the leases that end soon, and return how many attempts are held."""
+        """Renew for so many seconds this process's leases that end soon, and return how many it holds."""
 
     async def held(self) -> set[str]:
-        """Return the client transaction ids of the attempts that are held."""
+        """Return the client transaction ids of the attempts that this process holds."""
 
     async def defer(self, seconds: Mapping[str, float]) -> None:
-        """Hold the leases of these client transaction ids, where held, for so many seconds without renewal.
+        """Hold this process's leases of these client transaction ids for so many seconds without renewal.
 
         A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
         """
@@ -244,7 +244,9 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
         from payclient.ledger.memory import MemoryLedger
 
         return MemoryLedger()
-    kind, address = _stored(url, "ledger must be memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    kind, address = _class_and_address(
+        url, "ledger must be memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE"
+    )
     ledger: Ledger = await kind.open(address, create=create, read_only=read_only)
     if ledger.created:
         what = "the ledger %s is new: it knows no earlier charge"
@@ -297,7 +299,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
     file = os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - reads no disk
     words = "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
-    kind, address = _stored(url, words)
+    kind, address = _class_and_address(url, words)
     ledger = await kind.open(address, create=False)
     try:
         if isinstance(ledger, Shared):
@@ -322,7 +324,7 @@ def _sqlite_path(url: Secret[str]) -> str | None:
     return path
 
 
-def _stored(url: Secret[str], words: str) -> tuple[Any, str | Secret[str]]:
+def _class_and_address(url: Secret[str], words: str) -> tuple[Any, str | Secret[str]]:
     """Return the class of a ledger in a database, loaded only here, and its address there.
 
     Raises `ConfigurationError`: with these words for any other ledger, or where asyncpg is not installed.

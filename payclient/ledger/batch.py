@@ -122,8 +122,8 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
-    async def wipe_deleted(self, *, has_more: bool) -> bool:
-        """Wipe the deleted links from the disk, and return whether all are; `has_more`: some were deleted just now."""
+    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
+        """Wipe the deleted links from the disk, and return whether all are. `were_deleted`: some were, just now."""
 
     async def check_writable(self) -> None:
         """Write what changes nothing; raise where the database takes no write."""
@@ -204,13 +204,16 @@ async def _insert(database: Database, writes: list[Write]) -> list[Write]:
             each.answer = each.after or True  # a permit has no record after it
         else:
             rest.append(each)
-    return await _answer_rest(database, rest, fault) if rest else []
+    return await _answer_uninserted(database, rest, fault) if rest else []
 
 
-async def _answer_rest(
+async def _answer_uninserted(
     database: Database, writes: list[Write], fault: LedgerUnavailableError | None
 ) -> list[Write]:
-    """Answer what was not inserted (`fault`: why) by the records of the database; return the writes to try again."""
+    """Answer writes that were not inserted by the records of the database; return those to try again.
+
+    `fault`: why the database did not take the only one of them; None: rows of the database forbade them.
+    """
     purchases = {each.record.purchase for each in writes if each.event is None}
     try:
         attempts, of_purchases = await database.look_up([each.identifier for each in writes], list(purchases))

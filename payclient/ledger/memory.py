@@ -28,7 +28,7 @@ class MemoryLedger(Ledger):
 
     def __init__(self) -> None:
         self.digest_key: bytes = secrets.token_bytes(32)
-        self._environment: bytes | None = None
+        self._service: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
         #: Client transaction id and number of each attempt, as they were permitted; and those of each purchase.
@@ -43,11 +43,11 @@ class MemoryLedger(Ledger):
         self._cursors = count(1)
         self._closed = False
 
-    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+    async def service_fingerprint(self, mine: bytes, *, moved: bool = False) -> bytes:
         self._check_open()
-        if self._environment is None or moved:
-            self._environment = mine
-        return self._environment
+        if self._service is None or moved:
+            self._service = mine
+        return self._service
 
     async def permit(self, record: Record) -> bool:
         attempts = self._of(record.client_transaction_id)

@@ -110,7 +110,7 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWERING))
 
-    async def wipe_deleted(self, *, has_more: bool) -> bool:
+    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
         return True  # as far as can be said: the server overwrites what was deleted in its own time
 
     async def check_writable(self) -> None:

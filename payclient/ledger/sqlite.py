@@ -119,8 +119,8 @@ class SqliteDatabase:
         # Writes what is there already: a full disk shows.
         self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
-    async def wipe_deleted(self, *, has_more: bool) -> bool:
-        self._is_wiped = self._is_wiped and not has_more
+    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
+        self._is_wiped = self._is_wiped and not were_deleted
         if not self._is_wiped:
             # Empty the write-ahead log; another time, while a reader needs it: waiting would hold up all permits.
             self._connection.execute("PRAGMA busy_timeout = 0")

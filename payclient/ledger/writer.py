@@ -97,7 +97,7 @@ class StoredLedger(Ledger):
         # Stops the writer of a ledger that was not closed, when this is collected or at exit; keeps nothing alive.
         self._finalizer = weakref.finalize(self, _abandon, writer, self._process)
 
-    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+    async def service_fingerprint(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self.fetch("environment")
         if moved or known[0][0] is None:
             # One of two processes that set it at once succeeds: read which.
@@ -124,7 +124,7 @@ class StoredLedger(Ledger):
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:
-        return _records(self.fetch("unfinished"))
+        return _read_records(self.fetch("unfinished"))
 
     async def records(self) -> AsyncIterator[Record]:
         ((first, last),) = await self.fetch("ids")
@@ -147,10 +147,10 @@ class StoredLedger(Ledger):
         return {row[0]: row[1] for row in await self.fetch("links", purchase, now)}
 
     async def drop_links(self, now: float) -> float | None:
-        has_more = bool(await self.fetch("drop_links", now))
-        if not has_more:
+        were_deleted = bool(await self.fetch("drop_links", now))
+        if not were_deleted:
             await self.work(methodcaller("check_writable"))
-        is_wiped = await self.work(methodcaller("wipe_deleted", has_more=has_more))
+        is_wiped = await self.work(methodcaller("wipe_deleted", were_deleted=were_deleted))
         until: float | None = (await self.fetch("links_until"))[0][0]
         return until if is_wiped else min(until or math.inf, now + WIPE_AGAIN)
 
@@ -191,7 +191,8 @@ class StoredLedger(Ledger):
         return self.work(methodcaller("fetch", name, parameters))
 
 
-async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+async def _read_records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+    """Yield the records of these rows, and let the loop run after each page."""
     for number, row in enumerate(await rows, 1):
         yield record_of(row)
         if number % PAGE == 0:

@@ -62,7 +62,7 @@ def objection(record: Record, as_: str) -> str | None:
 async def check_service(ledger: Ledger, base_url: str) -> None:
     """Raise `ConfigurationError` for the ledger of another service, whose "not found" would prove what is not so."""
     mine = service_fingerprint(base_url, ledger.digest_key)
-    if await ledger.environment(mine) != mine:
+    if await ledger.service_fingerprint(mine) != mine:
         raise ConfigurationError(
             "this ledger was used with another service than base_url names; nothing was sent. Give each "
             "service, test and real, a ledger of its own; if it is the same service at a new address, say so "

@@ -133,9 +133,9 @@ class Leases:
         self._unwatch: Callable[[], None] | None = None
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
-        """Hold the lease without renewal for so many seconds, in which nothing is due without a notification.
+        """Hold a lease without renewal from the next round on: for so many seconds nothing of its ask is due.
 
-        With 0 seconds it is renewed like any other, also where it was put off before.
+        With 0 seconds the lease is renewed like any other, also where it was deferred before.
         """
         self._deferred[client_transaction_id] = seconds + LEASE
 
@@ -146,21 +146,19 @@ class Leases:
         self._unwatch = self._ledger.watch(self._note_change)  # first, so that nothing is missed
         self._ledger.hold(self._sending_after)
         await self._compare()  # another tracker over this ledger may have left something
-        start(self._run_rounds(await self._claim()), self._tasks)
+        start(self._run_rounds(has_failed=not await self._claim()), self._tasks)
 
-    async def _run_rounds(self, is_done: bool) -> None:
+    async def _run_rounds(self, *, has_failed: bool) -> None:
         """Renew the leases and claim what is due, every few seconds of real time: the database says what is due.
 
-        A process whose queries have no answer does so seldom: its leases end in between, for others to claim.
-        `is_done`: the claim before left no work over; otherwise the next round comes sooner.
+        A process whose queries have no answer does so seldom: its leases end in between, for others to claim. The round
+        after one that has failed comes sooner; `has_failed`: the claim before the first round did.
         """
         for rounds in count(1):
-            await asyncio.sleep(RENEW if is_done else RENEW * TRY_AGAIN)
-            is_cut_off = self._poller.queries.is_cut_off
+            await asyncio.sleep(RENEW * TRY_AGAIN if has_failed else RENEW)
+            is_cut_off, has_failed = self._poller.queries.is_cut_off, False
             if is_cut_off and rounds % COMPARE_ROUNDS != 0:
-                is_done = True  # this round does nothing
                 continue
-            is_done = False
             self._look_for_abandoned = self._look_for_abandoned or rounds % ABANDONED_ROUNDS == 0
             try:
                 if not is_cut_off:
@@ -168,10 +166,12 @@ class Leases:
                 was_lost = await self._ledger.renew(LEASE) != len(self.ours)
                 if was_lost or rounds % COMPARE_ROUNDS == 0:
                     await self._compare()
-                is_done = await self._claim()
+                has_failed = not await self._claim()
             except LedgerError as error:
+                has_failed = True
                 self._asks.late.log_failure(error)
             except Exception as error:  # our own error must not end it
+                has_failed = True
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
     async def _write_deferred(self) -> None:

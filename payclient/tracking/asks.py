@@ -251,7 +251,10 @@ class OpenAsks:
         self.late.log_failure(error)
 
     async def _apply(self, ask: Followed, event: Event, seen: Record | None) -> bool:
-        """Do what `apply` does. Raises `TransitionError` and `LedgerError`."""
+        """Write an event, where necessary after an earlier one that the ledger lacks. Raises what the ledger raises.
+
+        Returns False where a newer record was read, which may not need the event.
+        """
         before, identifier = ask.record, ask.record.client_transaction_id
         if before.kind == "form":  # a return that could not be written comes first
             await self.late.write_earlier(identifier)
@@ -262,7 +265,7 @@ class OpenAsks:
                 return False  # newer by this read, or by another task: it may not need the event
             # The ledger may have failed to take an earlier event, without which this one is not allowed.
             await self.late.write_earlier(identifier)
-            if ask.record is before and not await self.late.write_lost(before):
+            if ask.record is before and not await self.late.restore_end(before):
                 raise  # no earlier event was missing
             newest = await self.ledger.apply(seen or ask.record, event)
         self.take_newest(ask, newest)

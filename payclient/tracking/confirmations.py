@@ -246,7 +246,7 @@ class Confirmer:
         identifier = form.record.client_transaction_id
         newest, ask = await self._asks.ledger.get(identifier), self._asks.find(identifier)
         is_forgotten = newest is None or newest.state is State.SENDING
-        if is_forgotten and ask is not None and await self._asks.late.write_lost(ask.record):
+        if is_forgotten and ask is not None and await self._asks.late.restore_end(ask.record):
             newest = await self._asks.ledger.get(identifier)
         newest = newest or form.record
         if newest.state.decided and newest.version > form.record.version:
@@ -409,7 +409,7 @@ class Confirmer:
         dropped = current.transaction_id if drops else None
         event = Conflicted(at=self._clock.time(), what=what, candidate_id=dropped)
         with suppress(LedgerError):  # a forged notification may come again and again: it is written once
-            if await self._queries.is_noted(form.record, [event]):
+            if await self._queries.is_known_conflict(form.record, [event]):
                 return Stage.SETTLED
         form.record = await self._asks.write(form.record, event)
         return Stage.SETTLED

@@ -150,7 +150,7 @@ class LateWrites:
             if not late and self.kept.get(client_transaction_id) is late:  # else another call has ended it
                 del self.kept[client_transaction_id]
 
-    async def write_lost(self, record: Record) -> bool:
+    async def restore_end(self, record: Record) -> bool:
         """Write the end of an attempt's POST once more where a failover made the ledger forget that end, and return
         whether it had. Until then the ledger takes nothing that a query finds.
         """

@@ -132,9 +132,9 @@ class StatusQueries:
         return reading.report
 
     async def _query_second(self, ask: Followed, query: TransactionRef, before: State) -> Reading | None:
-        """Query by our id, too, and return what both answers mean; None where they do not tell yet.
+        """Query by client transaction id, too, and return what both answers mean; None: nothing is known yet.
 
-        Another transaction of the same client transaction id may be paid, or open.
+        The first query went by transaction id: another transaction of the ask may be paid, or open.
         """
         second = attrs.evolve(query, transaction_id=None, candidate_id=None)
         if not await self._poller.wait_for_turn():
@@ -240,7 +240,7 @@ class StatusQueries:
         if reading.warning is not None:
             self.warn_once("status_strange", record.client_transaction_id, reading.warning)
         with suppress(LedgerError):  # then the write fails as well, or the same is written twice
-            if await self.is_noted(record, reading.events):
+            if await self.is_known_conflict(record, reading.events):
                 return record
         _alarm(record, reading.alarms)
         if reading.conflict is not None:
@@ -260,7 +260,7 @@ class StatusQueries:
         await self._alarm_if_corrected(record, after, reading)
         return after
 
-    async def is_noted(self, record: Record, events: Sequence[Event]) -> bool:
+    async def is_known_conflict(self, record: Record, events: Sequence[Event]) -> bool:
         """Return whether the events are one conflict that the attempt's history has: it was written and logged before.
 
         One that drops a candidate is written each time: the candidate may have been named again.

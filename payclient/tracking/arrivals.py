@@ -20,7 +20,7 @@ class Arrivals:
         self._poller = poller
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
-        #: Until then `_once_a_second` returns False.
+        #: Until then `_is_first_in_a_second` returns False.
         self._noted_until = NEVER
 
     async def notify(self, notification: Notification) -> Receipt:
@@ -30,7 +30,7 @@ class Arrivals:
         if record is None:
             return Receipt.UNMATCHED
         if record.archived:  # takes no more events: what the query finds is only logged
-            if self._once_a_second():
+            if self._is_first_in_a_second():
                 self._poller.recheck(record)
             return Receipt.LATE
         receipt = Receipt.EARLY if record.state is State.SENDING else Receipt.MATCHED
@@ -53,7 +53,7 @@ class Arrivals:
         if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_anothers:
             return Receipt.CONFLICT
         names_another = record.transaction_id not in (None, transaction_id)
-        if (names_another or DROPPED in named) and not self._once_a_second():
+        if (names_another or DROPPED in named) and not self._is_first_in_a_second():
             return Receipt.CONFLICT
         at = self._clock.time()
         if names_another:
@@ -81,8 +81,8 @@ class Arrivals:
         self._poller.recheck(record)
         return Receipt.LATE
 
-    def _once_a_second(self) -> bool:
-        """Return True at most once a second: anybody can send hints that are written, or queried, again and again."""
+    def _is_first_in_a_second(self) -> bool:
+        """Return True for one hint a second: anybody can send hints that are written, or queried, again and again."""
         now = self._clock.monotonic()
         if now < self._noted_until:
             return False

@@ -347,8 +347,8 @@ class Policy:
     def exhausts_now(self, ask: Followed, now: float) -> bool:
         """Return whether an expired ask is exhausted now: from then on only a form's live links hold its purchase.
 
-        A query is not the last if its answer was lost, was about another ask, or was not taken by the ledger: it may
-        have been "paid". Nor is one that does not find a sale that was created, or one before the ask's whole life has
+        The last query has an answer about this ask that the ledger has taken: a lost one may have been "paid". An
+        answer that does not find a sale that was created does not count. Nor does one before the ask's whole life has
         passed in this process: our clock may be ahead of the sender's.
         """
         if ask.record.evidence is Evidence.NO_QUERY:
@@ -492,6 +492,7 @@ class Policy:
         return max(end, now) + LEASE
 
     def _gap(self, ask: Followed, age: float, part: float) -> float:
+        """Return the seconds from a query at this age to the next by the schedule; `part`: of the first gap, spread."""
         slowness = 1 if ask.record.kind == "sale" else FORM_SLOWNESS
         try:
             gap = float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))

@@ -159,10 +159,10 @@ class KeptLinks:
         self._lifetime = asks.policy.form_window
         self._keeps = keeps
         #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
-        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
         #: When links die next; None where none do, as far as is known.
         self._dead_at: float | None = None
-        asks.on_form_decided.append(lambda _: self._changed.set())
+        asks.on_form_decided.append(lambda _: self._wake.set())
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
@@ -175,7 +175,7 @@ class KeptLinks:
         except Exception as error:  # whatever it is must not leave with these frames, which hold the links
             self._asks.late.log_failure(error)
         if self._dead_at is None or until < self._dead_at:
-            self._changed.set()
+            self._wake.set()
 
     async def delete_dead(self) -> None:
         """Delete dead links, again each time that the next ones die, or that a form is decided or kept.
@@ -184,7 +184,7 @@ class KeptLinks:
         """
         clock = self._asks.clock
         while True:
-            self._changed.clear()
+            self._wake.clear()
             self._dead_at = None
             try:
                 self._dead_at = await self._asks.ledger.drop_links(clock.time())
@@ -195,10 +195,10 @@ class KeptLinks:
                 self._dead_at = clock.time() + DELETE_AGAIN
             await sleep(clock, BETWEEN_DELETIONS)
             if self._dead_at is None:
-                await self._changed.wait()
+                await self._wake.wait()
             else:
                 with suppress(TimeoutError):
-                    await within(clock, max(self._dead_at - clock.time(), 0.0), self._changed.wait())
+                    await within(clock, max(self._dead_at - clock.time(), 0.0), self._wake.wait())
 
 
 class Forms:

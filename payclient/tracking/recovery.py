@@ -119,14 +119,15 @@ async def look_back(poller: Poller) -> None:
 
 
 async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = False) -> None:
-    """Confirm the forms that were abandoned, or that a person accepted, in the last `seconds`. Query those that were
-    declined, and may be paid by another card, once their links are dead, and other unpaid attempts that need it.
+    """Confirm or query what was found unpaid in the last `seconds`, and may be paid all the same.
 
-    First write which purchases were paid twice, where a process ended before it wrote that.
+    A form is confirmed if the service wants that: where its customer closed it, or only a person accepted it. Otherwise
+    a declined form is queried once its links are dead: another card may have paid it. Unless `forms_only`, each attempt
+    that is not confirmed is queried as `_recheck_by_history` says.
     """
     confirmer, ledger, now = poller.confirmer, poller.asks.ledger, poller.clock.time()
     if isinstance(ledger, Shared):
-        await ledger.note_overpaid(now)
+        await ledger.note_overpaid(now)  # a process may have ended before it wrote that
     if not confirmer.confirms and not poller.policy.can_query:
         return
     async for record in unpaid_since(ledger, now - seconds):
@@ -139,7 +140,7 @@ async def recheck_unpaid(poller: Poller, seconds: float, *, forms_only: bool = F
         if poller.is_payable_again(record) and not is_planned:
             _recheck_after(poller, record, poller.policy.links_life)
         if poller.policy.can_query and not forms_only:
-            await _recheck(poller, record)
+            await _recheck_by_history(poller, record)
 
 
 def _recheck_after(poller: Poller, decided: Record, seconds: float) -> None:
@@ -168,7 +169,7 @@ async def unpaid_since(ledger: Ledger, since: float) -> AsyncIterator[Record]:
                 yield record
 
 
-async def _recheck(poller: Poller, unpaid: Record) -> None:
+async def _recheck_by_history(poller: Poller, unpaid: Record) -> None:
     """Query an unpaid attempt once more: now, if it was notified since; later, if it was refused as existing and an
     index lags.
     """

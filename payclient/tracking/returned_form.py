@@ -233,9 +233,9 @@ class ReturnedForm(Scheduled):
 
         Returns whether the id is given up, because its window is over.
         """
-        if is_confirmed(self.record):
+        if is_confirmed(self.record):  # a form has only one confirmed payment
             self.close()
-        if not current.is_open:
+        if not current.is_open:  # closed here, or while the request was on its way
             return False
         scale = self.window / NORMAL_WINDOW
         current.due = now + max(BACK_OFF[min(current.tries, len(BACK_OFF)) - 1] * scale, wait)

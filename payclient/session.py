@@ -305,7 +305,9 @@ class PaySession:
     async def _send_renewing(
         self, operation: str, request: HttpRequest, decode: Decode[_T], repeat: bool
     ) -> _T:
-        """Send a request that is safe to repeat, and with `repeat` once more after a 401 with a fresh token."""
+        """Send a status query or a confirmation. With `repeat`, send it again after failures, and after a 401 with a
+        fresh token.
+        """
         now = asyncio.get_running_loop().time
         begun = now()
         try:

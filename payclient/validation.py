@@ -403,6 +403,9 @@ class CheckedModel:
                 object.__setattr__(self, name, str.__str__(value))
 
 
+# --- Files and arguments
+
+
 def file_fault(path: str | os.PathLike[str]) -> str | None:
     """Return why a path is not to be read, or None: reading a pipe or a device might never end."""
     if not os.path.exists(path) or os.path.isfile(path):

@@ -251,7 +251,11 @@ class Charges(AsyncIterator[ChargeResult]):
         self._queue_lane(lane)
 
     def _start_ready(self) -> None:
-        """Start the lanes that may start within the limits."""
+        """Start the lanes that may start within the limits.
+
+        A row that may be sent is read again if another process may have sent it; otherwise it waits for the rate.
+        `_charge` also answers a row that is not sent.
+        """
         while (
             self._in_flight < self._max_in_flight
             and self._in_flight + self.pending < self._max_pending

@@ -93,10 +93,10 @@ async def read_ledger(
         # A ledger without attempts may have no service yet, and the check would write this one.
         if options.url and await anext(book.records(), None) is not None:
             await check_service(book, options.url)
-        return await _known(book, options.loaded_profile, limits, rows, earlier)
+        return await _look_up(book, options.loaded_profile, limits, rows, earlier)
 
 
-async def _known(
+async def _look_up(
     book: Ledger,
     profile: ServiceProfile,
     limits: Limits,
@@ -104,7 +104,11 @@ async def _known(
     earlier: Mapping[str, Place | None],
 ) -> Known:
     """Return what an open ledger has of the rows, and which of them it has under other ids."""
-    known, changed, gone = Known(), dict[str, Charged](), dict[Charged, str]()
+    known = Known()
+    #: Of rows that the ledger lacks, or has with another charge, by id.
+    changed: dict[str, Charged] = {}
+    #: The charges that the ledger has instead, each with its id.
+    displaced: dict[Charged, str] = {}
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
         found = await book.get_many([*chunk])
@@ -127,9 +131,9 @@ async def _known(
             if before != charge:
                 changed[key] = charge
                 if record.state is not State.REFUSED:
-                    gone[before] = key
+                    displaced[before] = key
         known.respelled += await _other_spellings(book, (key for key in chunk if key not in found))
-    known.moved = [f"{key}: {gone[charge]}" for key, charge in changed.items() if charge in gone]
+    known.moved = [f"{key}: {displaced[charge]}" for key, charge in changed.items() if charge in displaced]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
     return known
 

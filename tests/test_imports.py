@@ -19,7 +19,7 @@ ROWS = [
     "wire lifecycle schedule notifications",
     "clock logs",
     "auth",
-    "transport ledger",
+    "transport ledger loop_thread",
     "session",
     "tracking",
     "batch rows",

@@ -27,7 +27,7 @@ import pytest
 
 import payclient
 from fake_service import sale
-from payclient import sync
+from payclient import loop_thread, sync
 from payclient.clock import SystemClock
 from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
 
@@ -453,7 +453,7 @@ def test_an_interrupt_loses_no_request(service: SimulatorThread, monkeypatch: py
 
     results: list[payclient.ChargeResult] = []
     with opening(service.url) as tracker, sync.charge_all(tracker, rows(3)) as charges:
-        monkeypatch.setattr(sync, "SimpleQueue", interrupted)
+        monkeypatch.setattr(loop_thread, "SimpleQueue", interrupted)
         with pytest.raises(KeyboardInterrupt):
             results.extend(charges)
         results.extend(charges)
@@ -545,7 +545,7 @@ def program(text: str) -> str:
     head = """
         import logging, os, signal, sys, threading, time, warnings
         import attrs, payclient
-        from payclient import sync
+        from payclient import loop_thread, sync
         from fake_service import sale
         warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: a fork beside threads
         logging.getLogger("payclient.ledger").setLevel("ERROR")  # that a ledger is new
@@ -655,7 +655,7 @@ def test_a_thread_that_waits_ends_with_a_program_that_cannot_close(service: Simu
     """A request that ignores its cancellation holds the tracker up; nobody is told that nothing was created."""
     text = """
         import asyncio
-        sync._EXIT_PATIENCE = 0.5
+        loop_thread.EXIT_PATIENCE = 0.5
         logging.disable()
         async def stuck(request, before_send):
             await before_send()
@@ -745,7 +745,7 @@ def test_the_handler_of_a_signal_may_call(service: SimulatorThread) -> None:
         signal.signal(signal.SIGTERM, lambda *_: print("handled", tracker.find("order-1")))
         asyncio.new_event_loop = interrupted(asyncio.new_event_loop)
         print(tracker.sale(sale("order-0")).wait().paid)
-        sync.SimpleQueue = interrupted(sync.SimpleQueue)
+        loop_thread.SimpleQueue = interrupted(loop_thread.SimpleQueue)
         print(tracker.sale(sale("order-2", phone="0984000002")).wait().paid)
     """
     assert ended(start(text, service.url)).splitlines() == ["handled None", "True"] * 2

@@ -357,13 +357,13 @@ class Charges(AsyncIterator[ChargeResult]):
         """Keep a lane until its customer is free, after the wait for a sale ended, where its next row would be sent."""
         # Without a limit (`wait` None) the wait itself lasted until then, or failed.
         while self._wait is not None and self.stopped is None and lane.rows and self._may_send(lane.rows[0]):
-            if pending.state.decided or (seconds := self._busy_for(pending, began)) <= 0:
+            if pending.state.decided or (seconds := self._seconds_until_free(pending, began)) <= 0:
                 return
             with suppress(TimeoutError):
                 await within(self._clock, min(seconds, HELD_DELAY * self._scale), self._stopping.wait())
 
-    def _busy_for(self, pending: PendingSale, began: float) -> float:
-        """Return the seconds until a sale's customer is free by the clock, at the latest. Followed since `began`."""
+    def _seconds_until_free(self, pending: PendingSale, began: float) -> float:
+        """Return the seconds until a sale's customer is free, at the latest. The wait for the sale began at `began`."""
         grace = self._late if pending.state is State.UNKNOWN else 0.0
         # A sale that is not followed ends by the wall clock, which may be set back: no lane is kept for longer.
         return min(seconds_left(pending) + grace, began + self._longest - self._clock.monotonic())
@@ -405,7 +405,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
         Returns False once its customer is free by the clock, while its last queries may be to come.
         """
-        while (seconds := self._busy_for(pending, began)) > 0:
+        while (seconds := self._seconds_until_free(pending, began)) > 0:
             left = self._left(began)
             try:
                 await _wait_for(pending, seconds if left is None else min(seconds, left))

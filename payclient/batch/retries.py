@@ -72,7 +72,7 @@ class RetryPolicy:
     _not_sent_in_a_row: int = 0
     #: The number of the current token, counted by the fresh ones that were fetched after a 401.
     token_number: int = 0
-    #: Whether the service has taken a request with the current token.
+    #: Whether a 401 may mean that the token is out of date: the service took it before, or it is the first.
     _token_works: bool = True
 
     def note_sent(self, pending: PendingSale, token_number: int, made_at: float) -> None:
@@ -117,7 +117,7 @@ class RetryPolicy:
         if self._renews_token and error.http_status == 401:
             if token_number < self.token_number:
                 return 0.0  # this row was sent with an older token
-            if self._token_works:
+            if self._token_works:  # the next send fetches a fresh one
                 self.token_number, self._token_works = self.token_number + 1, False
                 return 0.0
         self._stop("the service does not take the token (401 or 403)")

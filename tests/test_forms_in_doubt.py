@@ -468,9 +468,12 @@ async def test_a_form_that_no_query_finds_frees_its_purchase(service: FakeServic
             await passing(service, tracker.returned(service.pay("form-1")))
         assert (await the_end(service, tracker)).state is State.EXPIRED
         await service.clock.advance(4000)
+        known = await record_in(service.ledger, "form-1")
         if is_named:
+            assert known.evidence is Evidence.CLOCK  # the ledger itself keeps others from being sent
             await held_by(tracker, "cart-1")
         else:
+            assert known.evidence is Evidence.NO_QUERY
             assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
 
 

@@ -29,6 +29,7 @@ from fake_service import (
     pending_of,
     posted,
     record_in,
+    refusal,
     refuses,
     reset,
     sale,
@@ -37,6 +38,7 @@ from fake_service import (
 from payclient.cli import main
 from payclient.errors import (
     ConfigurationError,
+    CustomerBusyError,
     LedgerInUseError,
     LedgerMissingError,
     LedgerUnavailableError,
@@ -222,6 +224,24 @@ async def test_an_archived_refusal_is_looked_at_before_it_is_sent_again(url: str
         await error_of(RefusedError, tracker.sale(sale()))
         await tracker.notify(hint())
         await tracker.health()
+    await archive_ledger(url, service.clock.time() + 1, tmp_path / "archive")
+    service.decide("Aceptado")
+    service.status_scripts.clear()
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        assert (await record_in(ledger)).archived
+        await error_of(LedgerUnavailableError, tracker.sale(sale()))
+    assert service.posted == {"order-17": 1}
+
+
+async def test_an_archived_refusal_of_what_exists_is_looked_at_before_it_is_sent_again(
+    url: str, tmp_path: Path
+) -> None:
+    """Something in front repeated the POST, and the query after the refusal came too early to find what it created."""
+    service = FakeService()
+    service.scripts = [posted(1, refuses(22, 2061))]
+    service.status_scripts = [lambda: refusal(20, status=404)] * 2
+    async with opened(url) as ledger, tracking(service, ledger) as tracker:
+        await error_of(CustomerBusyError, tracker.sale(sale()))
     await archive_ledger(url, service.clock.time() + 1, tmp_path / "archive")
     service.decide("Aceptado")
     service.status_scripts.clear()

@@ -1413,9 +1413,11 @@ async def test_a_sale_notified_while_it_connects_is_not_sent(service: FakeServic
     assert service.posted == {"order-17": 1}
 
 
-@pytest.mark.parametrize("identifier", ["order-17", "another"])
+@pytest.mark.parametrize(
+    ("identifier", "purchase"), [("order-17", "cart"), ("another", "cart"), ("order-17", "another cart")]
+)
 async def test_a_sale_notified_right_before_its_next_permit_is_not_sent(
-    service: FakeService, identifier: str
+    service: FakeService, identifier: str, purchase: str
 ) -> None:
     """Another process is told of what something in front repeated, as the permit is on its way to the ledger."""
     ledger = HookedLedger()
@@ -1424,9 +1426,9 @@ async def test_a_sale_notified_right_before_its_next_permit_is_not_sent(
         await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
         told = Notified(at=service.clock.time(), transaction_id=1000)
         ledger.before = {"Permitted": partial(ledger.apply, await record_in(ledger), told)}
-        await error_of(payclient.NotSentError, tracker.sale(sale(identifier), purchase="cart"))
+        await error_of(payclient.NotSentError, tracker.sale(sale(identifier), purchase=purchase))
         service.decide("Aceptado")
-        assert (await tracker.sale(sale(), purchase="cart")).outcome.paid is True
+        assert (await tracker.sale(sale(), purchase=purchase)).outcome.paid is True
     assert service.posted == {"order-17": 1}
 
 

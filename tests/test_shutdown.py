@@ -218,6 +218,24 @@ async def test_an_answer_that_is_being_written_at_the_close_is_not_lost(service:
     assert ((await caller).state, (await record_in(ledger)).transaction_id) == (State.PENDING, 1000)
 
 
+async def test_an_answer_whose_write_is_cancelled_twice_is_not_lost(service: FakeService) -> None:
+    """By others, with all tasks of the process, and by the close: the write goes on by itself."""
+    ledger = HookedLedger(before={"Created": (gate := Gate())})
+    async with tracking(service, ledger, drain=0) as tracker:
+        before = asyncio.all_tasks()
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await gate.there.wait()
+        gate.there.clear()
+        for task in asyncio.all_tasks() - before - {caller}:
+            task.cancel()
+        await gate.there.wait()  # it is written anew
+    gate.go.set()
+    assert (await caller).client_transaction_id == "order-17"
+    await asyncio.sleep(0)
+    record = await record_in(ledger)
+    assert (record.state, record.transaction_id) == (State.PENDING, 1000)
+
+
 async def test_a_wait_that_reads_the_ledger_as_the_tracker_closes_ends(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

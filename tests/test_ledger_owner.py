@@ -28,7 +28,8 @@ from payclient import (
     LedgerUnavailableError,
     open_ledger,
 )
-from payclient.events import Created
+from payclient.events import Created, FoundAccepted, ReversalPermitted
+from payclient.ledger import backup_ledger
 from test_ledger import NOW, fresh, opened
 
 ROOT = Path(payclient.__file__).parents[1]
@@ -424,9 +425,13 @@ async def test_a_file_out_of_its_place_grants_no_permit(
             ledger.permit(fresh("later-0")), ledger.apply(fresh(), created), ledger.permit(fresh("later-1")),
             return_exceptions=True,
         )  # fmt: skip
-        assert isinstance(refused, LedgerUnavailableError)
-        assert isinstance(later, LedgerUnavailableError)
+        for identifier, fault in (("later-0", refused), ("later-1", later)):
+            assert isinstance(fault, LedgerUnavailableError)
+            assert fault.client_transaction_id == identifier
         assert await ledger.get("order-1") == pending
+        paid = await ledger.apply(fresh(), FoundAccepted(at=NOW, transaction_id=7))
+        reversal = ReversalPermitted(at=NOW, expires_at=NOW + 60)
+        await error_of(LedgerUnavailableError, ledger.apply(paid, reversal), match="must stay at")
         caught = await error_of(LedgerUnavailableError, ledger.permit(fresh("later-2")), match="must stay at")
         assert str(path) in str(caught)
         assert caught.client_transaction_id == "later-2"
@@ -442,6 +447,23 @@ async def test_a_file_out_of_its_place_grants_no_permit(
             assert caplog.text.count("works again") == 1, (
                 "nor was the begin of an outage a moment later logged"
             )
+
+
+async def test_a_backup_by_its_owner_takes_no_lock_from_it(tmp_path: Path) -> None:
+    """A process that closes any handle of a file loses SQLite's locks on it: another could write over its log."""
+    path = tmp_path / "charges.db"
+    takes_all = (
+        "import fcntl, sys; "
+        "fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"
+    )
+    async with opened(f"sqlite:{path}") as ledger:
+        assert await ledger.permit(fresh())
+        await backup_ledger(f"sqlite:{path}", tmp_path / "backup.db")
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", takes_all, path, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await program.communicate()
+        assert b"BlockingIOError" in said
 
 
 async def test_a_link_that_leads_elsewhere_by_now(tmp_path: Path) -> None:

@@ -404,10 +404,11 @@ async def test_while_as_many_queries_as_may_be_are_under_way_no_timer_is_set_for
             assert self.timers < 1000
             return super().call_at(*arguments)
 
-    service, gate = FakeService(Counting()), Gate()
+    service, gate, under_way = FakeService(Counting()), Gate(), []
 
     async def held_up(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "GET":
+            under_way.append(request.path)
             await gate()
         return await service(request, before_send)
 
@@ -416,6 +417,7 @@ async def test_while_as_many_queries_as_may_be_are_under_way_no_timer_is_set_for
             await tracker.sale(sale(f"order-{number}"))
         await service.clock.advance(20)
         assert not service.queries
+        assert len(under_way) == REQUESTS_AT_ONCE
         gate.go.set()
         await service.clock.advance(1)
         assert len(set(service.queries)) == REQUESTS_AT_ONCE + 1

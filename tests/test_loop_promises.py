@@ -712,6 +712,17 @@ async def test_a_created_sale_that_is_not_found_for_long_is_an_event(
         assert (await outcome_of(service, pending)).paid is True
 
 
+async def test_a_sale_that_was_found_since_is_missing_anew(service: Withheld) -> None:
+    """Two silences of ten seconds are no long one: what a query found in between ends the first."""
+    async with selling(service) as (_, pending):
+        shipped = service.sales.copy()
+        for each in ({}, shipped, {}, shipped):
+            service.sales = dict(each)
+            await service.clock.advance(10)
+        assert pending.state is State.PENDING
+        assert "Conflicted" not in await events_of(service.ledger)
+
+
 @pytest.mark.parametrize(("phone", "suspected"), [("0984111222", True), ("0984111223", False)])
 async def test_a_busy_customer_is_evidence_of_nobody_else(
     service: Withheld, phone: str, suspected: bool

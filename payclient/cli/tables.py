@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -27,13 +27,14 @@ _BEGIN, _BLANKS = r"(^|[,;\t\r\n])", r"[^\S\t\r\n]*"
 _DANGEROUS = re.compile(rf"{_BEGIN}(?={_BLANKS}[=+@-]|[\t\r\n])")
 #: Those of a file of commas, where a cell with a comma is quoted: none behind a comma.
 _IN_COMMAS = re.compile(_DANGEROUS.pattern.replace(",", "", 1))
-#: Those at which it calls a function or another program. A phone with its plus and a name behind an @ do neither.
+#: Those at which it calls a function or another program, for a file that is read again. A phone with its plus and a
+#: name behind an @ do neither, and stay.
 _CALLING = re.compile(rf"{_BEGIN}(?={_BLANKS}(=|[-+@]\s*+[^,;\t\r\n]*([A-Za-z.][0-9]*\(|\|)))")
 
 
-def defuse(cell: str, delimiter: str = ";") -> str:
-    """Return a cell's text with an apostrophe wherever a spreadsheet would begin a formula, by the file's delimiter."""
-    return (_IN_COMMAS if delimiter == "," else _DANGEROUS).sub(r"\1'", cell)
+def defuse(cell: str, places: re.Pattern[str] = _DANGEROUS) -> str:
+    """Return a cell's text with an apostrophe wherever a spreadsheet would begin a formula."""
+    return places.sub(r"\1'", cell)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,20 +62,19 @@ def dialect_of(
 
 
 def csv_line(
-    values: Iterable[object], dialect: Dialect = Dialect(), guard: Callable[[str, str], str] = defuse
+    values: Iterable[object], dialect: Dialect = Dialect(), places: re.Pattern[str] | None = None
 ) -> bytes:
     """Return a line of CSV; None is empty, a list is one cell, and a `Decimal` is an amount in units.
 
-    Numbers are not guarded: no formula is one, and a spreadsheet would add up none behind an apostrophe.
+    Texts are defused at `places`, by default those of the dialect. Numbers are not: no formula is one, and a
+    spreadsheet would add up none behind an apostrophe.
     """
+    places = places or (_IN_COMMAS if dialect.delimiter == "," else _DANGEROUS)
     line = io.StringIO()
     writer = csv.writer(line, delimiter=dialect.delimiter)
     texts = ((value, cell_text(value, dialect.mark)) for value in values)
     writer.writerow(
-        [
-            text if isinstance(value, int | float | Decimal) else guard(text, dialect.delimiter)
-            for value, text in texts
-        ]
+        [text if isinstance(value, int | float | Decimal) else defuse(text, places) for value, text in texts]
     )
     return line.getvalue().encode("utf-8", "replace")
 
@@ -161,14 +161,9 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
     rows = [(names, FAULT), *zip(([*row.cells] for row in file.bad), faults, strict=True)]
     places = [number for number, name in enumerate(names) if name != FAULT]
     return codecs.BOM_UTF8 + b"".join(
-        csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
+        csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _CALLING)
         for cells, why in rows
     )
-
-
-def _guard(cell: str, _: str) -> str:
-    """Keep a spreadsheet from calculating a formula, in a file that is read again: any other text stays as it is."""
-    return _CALLING.sub(r"\1'", cell)
 
 
 def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:

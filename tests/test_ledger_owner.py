@@ -508,9 +508,8 @@ async def test_a_file_that_is_a_mount_point(tmp_path: Path) -> None:
     assert said.startswith("ConfigurationError")
     assert "mount its directory" in said
     async with opened(f"sqlite:{volume}") as ledger:
-        assert await ledger.permit(
-            fresh()
-        )  # in the log alone, so that nobody may read or copy the file without that
+        # In the log alone, so that nobody may read or copy the file without the log.
+        assert await ledger.permit(fresh())
         reading = OPEN.replace("sys.argv[1]", "sys.argv[1], read_only=True")
         assert run(reading, place, within=(*within, *mounted)) == said
     assert os.listdir(place.parent) == ["charges.db"]

@@ -24,6 +24,7 @@ from cli_runs import charge, clean_environment, mixed, silent, unwilling, willin
 from fake_service import FakeService
 from payclient import session
 from payclient.ledger import Ledger, open_ledger
+from payclient.tracking import leases
 from postgres_server import database, new_database, postgres
 
 # Fixtures
@@ -106,6 +107,18 @@ def _has_room() -> bool:
         and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
         and shutil.disk_usage(MEMORY).free > 4 << 30
     )
+
+
+@pytest.fixture
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leases' rounds come in quick succession."""
+    monkeypatch.setattr(leases, "RENEW", 0.002)
+
+
+@pytest.fixture
+def looks_at_once(quick_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds do, and each looks for abandoned forms."""
+    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
 
 
 @pytest.fixture

@@ -103,12 +103,6 @@ async def pass_by(service: FakeService, seconds: int) -> None:
 
 
 @pytest.fixture
-def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leases' rounds come in quick succession."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
-
-
-@pytest.fixture
 def lent_by_clock(quick_rounds: None, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do, and a lease lasts by the clock of the test."""
     monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
@@ -345,12 +339,12 @@ async def test_a_ledger_that_fails_as_a_process_takes_over_loses_no_form(
     assert "the ledger failed" in caplog.text
 
 
+@pytest.mark.usefixtures("quick_rounds")
 @pytest.mark.parametrize("reaches", [True, False])
 async def test_who_has_no_answer_leaves_a_form_that_came_back_to_others(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, *, reaches: bool
 ) -> None:
     """Its token was replaced, or its host is cut off, and its customers are not: another process confirms the form."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
     monkeypatch.setattr(leases, "LEASE", 0.02)
     ledger = SharedLedger()
 
@@ -371,12 +365,9 @@ async def test_who_has_no_answer_leaves_a_form_that_came_back_to_others(
             assert service.confirmed == {5001}
 
 
-async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("looks_at_once")
+async def test_what_was_answered_before_a_cancelled_return_is_confirmed_no_more(service: FakeService) -> None:
     """By whatever process looks for abandoned forms, and however often: a forged id must not use up the rate."""
-    monkeypatch.setattr(leases, "RENEW", 0.01)
-    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
     ledger = SharedLedger()
     async with prepared(service, PROFILE, ledger) as tracker:
         await passing(service, tracker.returned(back(999)))

@@ -39,7 +39,6 @@ from fake_service import (
 from fake_service import form as request
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.tracking import leases
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms
 
@@ -190,12 +189,11 @@ async def test_a_declined_form_that_is_paid_after_all_is_found(
     assert alarms(caplog)
 
 
+@pytest.mark.usefixtures("looks_at_once")
 async def test_a_declined_form_of_a_process_that_is_gone_is_queried_by_a_living_one(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
+    service: FakeService,
 ) -> None:
     """Another card paid it, and no process has begun since."""
-    monkeypatch.setattr(leases, "RENEW", 0.002)
-    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
     ledger = SharedLedger()
     async with tracking(service, SharedLedger(ledger)) as living:
         async with tracking(service, ledger) as tracker:
@@ -210,12 +208,9 @@ async def test_a_declined_form_of_a_process_that_is_gone_is_queried_by_a_living_
         assert (await pending_of(living, form.client_transaction_id)).outcome.paid is True
 
 
-async def test_looks_at_declined_forms_put_off_no_query(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("looks_at_once")
+async def test_looks_at_declined_forms_put_off_no_query(service: FakeService) -> None:
     """By a clock that was set back each look takes the form for declined just now."""
-    monkeypatch.setattr(leases, "RENEW", 0.002)
-    monkeypatch.setattr(leases, "ABANDONED_ROUNDS", 1)
     async with tracking(service, SharedLedger()) as tracker:
         form = await tracker.live_form("cart", request)
         service.pay(form.client_transaction_id, state="Cancelado")

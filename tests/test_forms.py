@@ -167,6 +167,15 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) 
         assert await several(tracker, 5) == {"P2"}
 
 
+async def decline(service: FakeService, tracker: payclient.Tracker) -> str:
+    """Give out the cart's form, whose card is declined, and return its id once that was queried."""
+    form = await tracker.live_form("cart", request)
+    service.pay(form.client_transaction_id, state="Cancelado")
+    await service.clock.advance(30)
+    assert (await pending_of(tracker, form.client_transaction_id)).state is State.CANCELLED
+    return form.client_transaction_id
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_declined_form_that_is_paid_after_all_is_found(
     service: FakeService, restarts: bool, caplog: pytest.LogCaptureFixture
@@ -174,17 +183,13 @@ async def test_a_declined_form_that_is_paid_after_all_is_found(
     """Another card paid by the same link, and neither a browser nor a notification told of it."""
     async with AsyncExitStack() as trackers:
         tracker = await trackers.enter_async_context(tracking(service))
-        form = await tracker.live_form("cart", request)
-        service.pay(form.client_transaction_id, state="Cancelado")
-        await service.clock.advance(30)
-        declined = await pending_of(tracker, form.client_transaction_id)
-        assert declined.outcome.paid is False
+        identifier = await decline(service, tracker)
         if restarts:
             await trackers.aclose()
             tracker = await trackers.enter_async_context(tracking(service, service.ledger))
-        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+        service.pay(identifier, 5002, state="Aceptado")
         await service.clock.advance(1300)
-        found = await pending_of(tracker, form.client_transaction_id)
+        found = await pending_of(tracker, identifier)
         assert (found.outcome.paid, found.transaction_id) == (True, 5002)
     assert alarms(caplog)
 
@@ -197,30 +202,25 @@ async def test_a_declined_form_of_a_process_that_is_gone_is_queried_by_a_living_
     ledger = SharedLedger()
     async with tracking(service, SharedLedger(ledger)) as living:
         async with tracking(service, ledger) as tracker:
-            form = await tracker.live_form("cart", request)
-            service.pay(form.client_transaction_id, state="Cancelado")
-            await service.clock.advance(30)
-            assert (await record_in(ledger, form.client_transaction_id)).state is State.CANCELLED
-        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+            identifier = await decline(service, tracker)
+        service.pay(identifier, 5002, state="Aceptado")
         for _ in range(10):
             await asyncio.sleep(0.005)  # the rounds of the leases are in real time
         await service.clock.advance(1400)
-        assert (await pending_of(living, form.client_transaction_id)).outcome.paid is True
+        assert (await pending_of(living, identifier)).outcome.paid is True
 
 
 @pytest.mark.usefixtures("looks_at_once")
 async def test_looks_at_declined_forms_put_off_no_query(service: FakeService) -> None:
     """By a clock that was set back each look takes the form for declined just now."""
     async with tracking(service, SharedLedger()) as tracker:
-        form = await tracker.live_form("cart", request)
-        service.pay(form.client_transaction_id, state="Cancelado")
-        await service.clock.advance(30)
+        identifier = await decline(service, tracker)
         service.clock.jump_wall(-10_000)
-        service.pay(form.client_transaction_id, 5002, state="Aceptado")
+        service.pay(identifier, 5002, state="Aceptado")
         for _ in range(14):
             await asyncio.sleep(0.01)  # the rounds of the leases are in real time
             await service.clock.advance(100)
-        assert (await pending_of(tracker, form.client_transaction_id)).outcome.paid is True
+        assert (await pending_of(tracker, identifier)).outcome.paid is True
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -228,9 +228,7 @@ async def test_a_declined_form_is_queried_once_more(service: FakeService, restar
     """When its links are dead, also by a process that began since; no query follows that one."""
     async with AsyncExitStack() as trackers:
         tracker = await trackers.enter_async_context(tracking(service))
-        form = await tracker.live_form("cart", request)
-        service.pay(form.client_transaction_id, state="Cancelado")
-        await service.clock.advance(30)
+        await decline(service, tracker)
         asked, declined_at = len(service.queried_at), service.queried_at[-1]
         await service.clock.advance(600)
         if restarts:

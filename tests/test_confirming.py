@@ -437,7 +437,7 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     seconds: int,
     hears: bool,
 ) -> None:
-    """Within a minute, not the year for which a form is put off that nobody can query; `seconds` after it was made."""
+    """Within a minute, not at the end to which a form is put off that nobody can query; `seconds` after it was made."""
     ledger = SharedLedger()
     if not hears:
         monkeypatch.setattr(ledger, "watch", lambda _: lambda: None)
@@ -445,7 +445,7 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     service.confirm_scripts = [reset] * 1000
     async with prepared(service, profile, ledger) as tracker:
         await pass_by(service, seconds)
-        is_put_off = ledger.holders["form-1"][1] > leases.A_YEAR
+        is_put_off = ledger.holders["form-1"][1] > 2 * profile.form_window
         # In tests a process hears also of what it wrote itself, and does not put it off then.
         assert is_put_off is (profile is BLIND and seconds > 0 and not hears)
         service.pay("form-1")
@@ -456,6 +456,19 @@ async def test_a_form_that_came_back_is_claimed_once_its_process_is_dead(
     async with tracking(service, SharedLedger(ledger), profile):
         await pass_by(service, 60)
         assert await state_of(service) is State.ACCEPTED
+
+
+@pytest.mark.usefixtures("lent_by_clock")
+async def test_a_form_that_no_query_finds_expires_once_its_process_is_dead(service: FakeService) -> None:
+    """Another process claims it at its end, so that a person can decide it."""
+    ledger = SharedLedger()
+    async with prepared(service, BLIND, ledger):
+        await pass_by(service, 5)
+    async with tracking(service, SharedLedger(ledger), BLIND):
+        for _ in range(30):
+            await service.clock.advance(50)
+            await asyncio.sleep(0.02)
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.NO_QUERY
 
 
 @pytest.mark.usefixtures("lent_by_clock")

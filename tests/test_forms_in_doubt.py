@@ -515,11 +515,29 @@ async def test_a_form_that_no_query_found_is_queried_before_a_push_by_who_can(
 async def test_a_form_that_nobody_looks_at_frees_its_purchase_once_its_links_are_dead(
     service: FakeService,
 ) -> None:
-    """No query finds it, and nobody waits for it: it stays PENDING."""
+    """No query finds it, and nobody waits for it: it expires all the same."""
     async with prepared(service, BLIND) as tracker:
         await service.clock.advance(4000)
         assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
-        assert (await record_in(service.ledger, "form-1")).state is State.PENDING
+        assert (await record_in(service.ledger, "form-1")).evidence is Evidence.NO_QUERY
+    async with tracking(service, service.ledger, BLIND) as tracker:
+        assert [each.client_transaction_id for each in tracker.open_sales()] == ["order-17"]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_person_decides_a_form_of_an_ended_process_that_no_query_finds(
+    service: FakeService, is_named: bool
+) -> None:
+    """Somebody sees its payment in the portal, and says so before the purchase is asked for again."""
+    service.confirm_scripts = [reset] * 1000
+    async with prepared(service, BLIND) as tracker:
+        service.pay("form-1")
+        if is_named:
+            await tracker.notify(hint(5001, "form-1"))
+    async with tracking(service, service.ledger, BLIND) as tracker:
+        await service.clock.advance(4000)
+        await tracker.resolve("form-1", as_="accepted", actor="ana", reason="seen in the portal")
+        await collected_by(tracker, "cart-1")
 
 
 async def test_who_looks_at_the_old_form_of_another_process_does_not_hold_its_purchase(

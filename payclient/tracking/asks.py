@@ -347,10 +347,10 @@ class OpenAsks:
                 self.drop(ask)
 
     def note_written(self, record: Record, before: Record | None = None) -> None:
-        """Note a record that was not written by `apply`, and follow it if the policy follows such asks.
+        """Note a record that was not written by `apply`, and follow it.
 
-        An open ask that is not followed keeps its lease, so that no process claims it. A decided ask loses its lease,
-        and a decided form its links.
+        Where leases are held, an open form that no query can find keeps its lease until its end, and is followed from
+        then on. A decided ask loses its lease, and a decided form its links.
         """
         is_indexed = record.client_transaction_id in self._asks
         if record.state.decided:
@@ -359,11 +359,12 @@ class OpenAsks:
             callback = None if is_indexed else self.on_change  # of an ask in the index `update` calls it
             if callback is not None and before is not None and before.state in _UNFOLLOWED:
                 callback(before, record)
-        if is_indexed or self.policy.follows(record):
+        if is_indexed or self.leases is None or self.policy.follows(record):
             self.follow(record)
-        elif self.leases is not None and not record.state.decided:
-            # Nothing is due for a year, but at once after a notification or a return, which any process then confirms.
-            self.leases.defer(record.client_transaction_id, A_YEAR if record.notified_at is None else 0.0)
+        elif not record.state.decided:
+            # Nothing is due before its end, but at once after a notification or a return: any process then confirms it.
+            life = self.policy.longest_life[record.kind]
+            self.leases.defer(record.client_transaction_id, life if record.notified_at is None else 0.0)
         if record.candidate_ids and before is not None and before.state is State.SENDING:
             self.on_named(record)
 

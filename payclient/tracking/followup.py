@@ -295,7 +295,7 @@ class Policy:
             self.links_life += profile.confirm.window
 
     def follows(self, record: Record) -> bool:
-        """Return whether an ask is followed at all: whether some query can find it, or it is a sale."""
+        """Return whether an ask is followed from its begin: some query can find it, or it is a sale."""
         # Where nothing can be queried a form expires like a push, so that a person can decide it.
         return record.kind == "sale" or self.has_id(record) or not self.can_query
 

@@ -50,7 +50,9 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     # Where an outcome has been recorded since, that one counts.
     recovered = await asyncio.gather(*map(poller.asks.write, stale, events))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
-        if poller.policy.follows(record) and not _is_over(poller, record):
+        # Of a form that no query can find nothing is due once it has expired.
+        is_due = poller.policy.follows(record) or record.evidence is not Evidence.NO_QUERY
+        if is_due and not _is_over(poller, record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
     if records:

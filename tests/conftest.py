@@ -112,7 +112,7 @@ def _has_room() -> bool:
 @pytest.fixture
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leases' rounds come in quick succession."""
-    monkeypatch.setattr(leases, "RENEW", 0.002)
+    monkeypatch.setattr(leases, "RENEW", 0.01)
 
 
 @pytest.fixture

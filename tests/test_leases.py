@@ -37,6 +37,7 @@ from fake_service import (
     pending_of,
     record_in,
     refusal,
+    reset,
     sale,
     seen_dead,
     selling,
@@ -370,6 +371,23 @@ async def test_what_expired_unqueried_is_queried_a_day_later_by_who_can(
     async with tracking(service, SharedLedger(ledger)):
         await service.clock.advance(86_400)
         await until(paid)
+
+
+async def test_an_answer_from_before_its_end_is_no_last_query_of_what_expired_unqueried(
+    service: FakeService,
+) -> None:
+    """A process that hears nothing queried it before its customer paid; the one that follows it cannot query."""
+    ledger = SharedLedger()
+    blind = tracking(service, ledger, attrs.evolve(PROFILE, status=None))
+    async with blind as one, tracking(service, DeafLedger(ledger)) as other:
+        await one.sale(sale(), purchase="cart")
+        pending = await pending_of(other)
+        await pending.check()
+        service.decide("Aceptado")
+        service.status_scripts = [reset] * 1000
+        assert (await outcome_of(service, pending)).evidence is Evidence.NO_QUERY
+        await held_by(other, "cart")
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_deaf_listener_loses_nobody(

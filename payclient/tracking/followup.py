@@ -352,7 +352,8 @@ class Policy:
         passed in this process: our clock may be ahead of the sender's.
         """
         if ask.record.evidence is Evidence.NO_QUERY:
-            return ask.is_answered  # it can be queried by now
+            # It can be queried by now. An answer from before its end may be older than its payment.
+            return ask.is_answered and self.is_final(ask, ask.queried_at)
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):

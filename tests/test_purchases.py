@@ -377,6 +377,15 @@ async def test_an_expired_push_that_nobody_could_query_is_queried_before_another
     assert (await events_of(ledger, "ignored"))[-2:] == ["Unqueried", "Exhausted"]
 
 
+async def test_an_expired_push_that_nobody_can_query_is_not_followed_at_a_start(service: FakeService) -> None:
+    """Nothing is due of it: a shop without a status source would follow all that ever expired."""
+    async with selling(service, profile=payclient.DOCUMENT):
+        await service.clock.advance(30 * 86_400.0)
+    async with tracking(service, service.ledger, payclient.DOCUMENT) as tracker:
+        assert tracker.open_sales() == []
+        assert [each.client_transaction_id for each in await tracker.unresolved()] == ["order-17"]
+
+
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:
     """Approved or rejected, the notification does not say: only a person can free the purchase, in any process."""
     ledger = MemoryLedger()

@@ -50,9 +50,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     # Where an outcome has been recorded since, that one counts.
     recovered = await asyncio.gather(*map(poller.asks.write, stale, events))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
-        # Of a form that no query can find nothing is due once it has expired.
-        is_due = poller.policy.follows(record) or record.evidence is not Evidence.NO_QUERY
-        if is_due and not _is_over(poller, record):
+        if not _is_over(poller, record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
     if records:
@@ -60,12 +58,14 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
 
 
 def _is_over(poller: Poller, record: Record) -> bool:
-    """Return whether the last background query of an expired ask, mostly an abandoned form, is long past.
+    """Return whether nothing is due of an expired ask: no query can find it, or its last background query is long past.
 
-    Its lease, if any, is put off for a year instead.
+    Its lease, if any, is put off instead.
     """
-    if poller.asks.leases is not None or record.evidence is not Evidence.LAST_QUERY or customer_acted(record):
+    if poller.asks.leases is not None or customer_acted(record):
         return False
+    if record.evidence is not Evidence.LAST_QUERY:
+        return record.evidence is Evidence.NO_QUERY and not poller.policy.has_id(record)
     age = poller.clock.time() - (record.expires_at or record.created_at)
     return age > OVER * RECHECK_AGES[-1] * poller.policy.scale
 

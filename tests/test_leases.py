@@ -373,6 +373,17 @@ async def test_what_expired_unqueried_is_queried_a_day_later_by_who_can(
         await until(paid)
 
 
+async def test_a_wait_that_can_query_does_not_end_by_a_process_that_cannot(service: FakeService) -> None:
+    """It ends after the last query: the process that follows the sale makes none, and the one that waits makes it."""
+    ledger = SharedLedger()
+    blind = tracking(service, ledger, attrs.evolve(PROFILE, status=None))
+    async with blind as one, tracking(service, SharedLedger(ledger)) as other:
+        await one.sale(sale())
+        pending = await pending_of(other)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid
+
+
 async def test_an_answer_from_before_its_end_is_no_last_query_of_what_expired_unqueried(
     service: FakeService,
 ) -> None:

@@ -300,8 +300,13 @@ class OpenAsks:
         self._note_hints(ask, before)
         if record.state is not before.state:
             self._note_state(ask, before)
-        elif record.evidence is not before.evidence and ask.waiters:
-            self.end_waits(ask)  # another process may have made the last query, or can make none
+        # Another process may have made the last query. A process that can make none ends no wait of one that can.
+        elif (
+            record.evidence is not before.evidence
+            and ask.waiters
+            and (record.evidence is Evidence.LAST_QUERY or not self.policy.has_id(record))
+        ):
+            self.end_waits(ask)
 
     def _note_times(self, ask: Followed, before: Record) -> None:
         """Set `begun` where an ask was found, or its reversal permitted; set its times where its end has changed."""

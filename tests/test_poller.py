@@ -274,6 +274,19 @@ async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixtu
 
 
 @in_virtual_time
+async def test_a_schedule_that_raises_a_cancellation_ends_no_follow_up() -> None:
+    """As one that reads the result of a cancelled task does: a wait for the sale would never end."""
+
+    class Cancelled:
+        def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+            raise asyncio.CancelledError
+
+    async with tracking(Service(seed=1), schedule=Cancelled()) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        assert (await pending.wait(3600)).paid is not None
+
+
+@in_virtual_time
 async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
     """All are written, in any order, and never more at once than the loop can bear."""
     writing, most = 0, 0

@@ -497,7 +497,8 @@ class Policy:
         slowness = 1 if ask.record.kind == "sale" else FORM_SLOWNESS
         try:
             gap = float(self._schedule.gap(age / slowness, part=part, heard=self.notified_share))
-        except Exception as error:  # whatever a user's own schedule raises must not end the poller
+        # Whatever a user's own schedule raises must not end the poller; nothing is awaited, so nobody cancels here.
+        except (Exception, asyncio.CancelledError) as error:
             log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
             gap = math.nan
         return slowness * (gap if gap >= 0.0 else DEFAULT_GAP * self.scale)

@@ -172,6 +172,17 @@ async def test_a_file_that_may_not_be_written(path: Path, monkeypatch: pytest.Mo
     await (await SqliteLedger.open(str(path), read_only=True)).aclose()
 
 
+async def test_a_place_that_this_user_may_not_use(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a first run by root: it is said what to mend, and not that the ledger is away for a while."""
+    await filled(path)
+    modes = {str(path): os.R_OK, str(path.parent): os.W_OK}
+    monkeypatch.setattr(os, "access", lambda file, mode: not modes.get(str(file), 0) & mode)
+    with pytest.raises(ConfigurationError, match="file must be such that this user may read it"):
+        await SqliteLedger.open(str(path), read_only=True)
+    with pytest.raises(ConfigurationError, match="directory must be such that this user may write in it"):
+        await SqliteLedger.open(str(path))
+
+
 async def test_what_the_system_refuses_has_its_name(tmp_path: Path) -> None:
     """As a disk that is full, or only to be read: not `OSError`, which says nothing."""
     with pytest.raises(LedgerUnavailableError, match="ENAMETOOLONG"):

@@ -114,6 +114,10 @@ def _check_place(path: str) -> None:
             f"the ledger's directory does not exist, or may not be entered: {at}",
         ),
         (
+            not os.access(at, os.W_OK | os.X_OK),  # the log and the lock lie beside the ledger
+            f"the ledger's directory must be such that this user may write in it: {at}",
+        ),
+        (
             kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE),
             f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})",
         ),
@@ -335,6 +339,7 @@ def open_to_read(path: str) -> OpenFile:
     path = os.path.realpath(path)
     try:
         _check_file(path)
+        refuse_if((not os.access(path, os.R_OK), "the ledger's file must be such that this user may read it"))
         with ExitStack() as undo:
             if not _held:  # else to close the file would drop the locks of a ledger that is owned here
                 _check_log(path)

@@ -326,7 +326,12 @@ class Oracle:
     def _tells(self, record: Record) -> bool:
         """Whether the service, asked now, would say how it ended."""
         world, settings = self._world, self._world.settings
-        posts = self.posts_of(record.client_transaction_id, record.attempt)
+        posts = self.posts_of(record.client_transaction_id)
+        named = [
+            post for post in posts if record.transaction_id in [each.number for each in post.transactions]
+        ]
+        # What was named may be of an earlier attempt, which was called refused.
+        posts = named or [post for post in posts if post.attempt == record.attempt]
         if settings.endless or record.kind == "form":
             return False  # what is collected of a form the till knows
         if self.twins(record.client_transaction_id):

@@ -384,6 +384,19 @@ async def test_a_wait_that_can_query_does_not_end_by_a_process_that_cannot(servi
         assert (await outcome_of(service, pending)).paid
 
 
+async def test_a_wait_that_cannot_query_ends_by_a_process_that_cannot(service: FakeService) -> None:
+    """As soon as that has written that nobody looked, and not once its lease would have ended."""
+    ledger, profile = SharedLedger(), attrs.evolve(PROFILE, status=None)
+    async with (
+        tracking(service, ledger, profile) as one,
+        tracking(service, SharedLedger(ledger), profile) as other,
+    ):
+        await one.sale(sale())
+        pending, begun = await pending_of(other), service.clock.time()
+        assert (await outcome_of(service, pending)).paid is None
+        assert service.clock.time() - begun < PROFILE.sale_window + 30
+
+
 async def test_an_answer_from_before_its_end_is_no_last_query_of_what_expired_unqueried(
     service: FakeService,
 ) -> None:

@@ -26,6 +26,7 @@ from fake_service import (
     Script,
     alarms,
     answer,
+    collected_by,
     error_of,
     events_of,
     form,
@@ -411,6 +412,25 @@ async def test_an_answer_from_before_its_end_is_no_last_query_of_what_expired_un
         service.status_scripts = [reset] * 1000
         assert (await outcome_of(service, pending)).evidence is Evidence.NO_QUERY
         await held_by(other, "cart")
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_list_that_lags_does_not_free_the_purchase_of_what_expired_unqueried(
+    service: FakeService,
+) -> None:
+    """Its customer paid in the last moment, which a query shows half a minute later: it waits for the last one."""
+    ledger = SharedLedger()
+    blind = tracking(service, ledger, attrs.evolve(PROFILE, status=None))
+    async with blind as one, tracking(service, SharedLedger(ledger)) as other:
+        await one.sale(sale(), purchase="cart")
+        stale = answer(200, [dict(service.sales[1000])])
+        service.instead = lambda _: stale
+        service.decide("Aceptado")
+        await service.clock.advance(320)
+        await held_by(other, "cart")
+        service.instead = lambda _: None
+        await service.clock.advance(150)
+        await collected_by(other, "cart")
     assert service.posted == {"order-17": 1}
 
 

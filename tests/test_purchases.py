@@ -363,7 +363,7 @@ async def test_an_expired_push_that_nobody_could_query_is_queried_before_another
         for identifier in ids:
             await tracker.sale(sale(identifier), purchase=f"cart of {identifier}")
         service.decide("Aceptado")
-        await service.clock.advance(400)
+        await service.clock.advance(500)
     async with tracking(service, ledger) as tracker:
         service.status_scripts = [reset] * 2
         for identifier in ids:
@@ -384,6 +384,17 @@ async def test_an_expired_push_that_nobody_can_query_is_not_followed_at_a_start(
     async with tracking(service, service.ledger, payclient.DOCUMENT) as tracker:
         assert tracker.open_sales() == []
         assert [each.client_transaction_id for each in await tracker.unresolved()] == ["order-17"]
+
+
+async def test_an_expired_push_that_nobody_could_query_is_queried_once_by_who_can(
+    service: FakeService,
+) -> None:
+    """A shop that gives its profile a status query has many of them, for which new pushes would wait by the rate."""
+    async with selling(service, profile=payclient.DOCUMENT):
+        await service.clock.advance(30 * 86_400.0)
+    async with tracking(service, service.ledger):
+        await service.clock.advance(600)
+        assert len(service.queries) == 1
 
 
 async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:

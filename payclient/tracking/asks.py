@@ -17,7 +17,6 @@ from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
-from payclient.schedule import FINAL_QUERY_DELAYS
 from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled, awaits_last_query, customer_acted
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_DAY, A_YEAR, Leases
@@ -156,9 +155,6 @@ class OpenAsks:
         before, now = self._asks.get(record.client_transaction_id), self.clock.monotonic()
         ask = Followed(record, *self._times(record, now), now)
         self._asks[record.client_transaction_id] = ask
-        if record.evidence is Evidence.LAST_QUERY:
-            # An earlier process made the last queries: one more is left.
-            ask.final_queries = len(FINAL_QUERY_DELAYS) - 1
         if before is not None:
             ask.recheck_at = before.recheck_at
             self.end_waits(before)

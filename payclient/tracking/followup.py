@@ -211,9 +211,6 @@ class Followed(Scheduled):
         """Note that the latest query had no answer: it proves nothing, and is made again, also of a decided ask."""
         self.client_queried_at = NEVER
         self.recheck_again()
-        if self.record.evidence is Evidence.LAST_QUERY and self.final_queries == len(FINAL_QUERY_DELAYS):
-            # `OpenAsks.add` left one last query to this ask, whose earlier process had made all: this one.
-            self.final_queries -= 1
         if candidate_id is not None:
             self.about(candidate_id).queried_at = NEVER
 
@@ -339,9 +336,12 @@ class Policy:
         return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
 
     def _had_last_queries(self, ask: Followed) -> bool:
-        """Return whether the last queries were made; for a form an answered one is enough once all are overdue."""
+        """Return whether the last queries were made. One that is answered once all are overdue is enough of a form, and
+        of a push that freed its purchase before: it was queried to the end, or could not be.
+        """
         overdue = ask.expires + sum(FINAL_QUERY_DELAYS) * self.scale
-        is_enough = ask.record.kind == "form" and ask.is_answered and ask.final_at >= overdue
+        was_free = ask.record.evidence in (Evidence.LAST_QUERY, Evidence.NO_QUERY)
+        is_enough = (ask.record.kind == "form" or was_free) and ask.is_answered and ask.final_at >= overdue
         return is_enough or ask.final_queries >= len(FINAL_QUERY_DELAYS)
 
     def exhausts_now(self, ask: Followed, now: float) -> bool:
@@ -352,8 +352,8 @@ class Policy:
         passed in this process: our clock may be ahead of the sender's.
         """
         if ask.record.evidence is Evidence.NO_QUERY:
-            # It can be queried by now. An answer from before its end may be older than its payment.
-            return ask.is_answered and self.is_final(ask, ask.queried_at)
+            # It can be queried by now. An answer from before its end, or from a list that lags, says nothing of later.
+            return ask.is_answered and self._had_last_queries(ask)
         if not awaits_last_query(ask.record):
             return False
         if not self.follows(ask.record):

@@ -472,6 +472,23 @@ async def test_a_form_that_no_query_finds_expires_once_its_process_is_dead(servi
 
 
 @pytest.mark.usefixtures("lent_by_clock")
+async def test_a_form_that_no_query_found_is_queried_days_later_by_who_can(service: FakeService) -> None:
+    """The profile of its process, which is gone, queries by transaction id alone, and that of the next one by ours."""
+    ledger = SharedLedger()
+    async with prepared(service, BLIND, ledger):
+        service.pay("form-1")
+        service.confirmed.add(5001)
+        for _ in range(30):
+            await service.clock.advance(3000)
+            await asyncio.sleep(0.02)
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.NO_QUERY
+    async with tracking(service, SharedLedger(ledger), PROFILE):
+        await service.clock.advance(2 * 86_400)
+        await pass_by(service, 30)
+        assert await state_of(service) is State.ACCEPTED
+
+
+@pytest.mark.usefixtures("lent_by_clock")
 async def test_a_form_that_is_queried_while_it_is_confirmed_is_put_off_no_longer(
     service: FakeService,
 ) -> None:

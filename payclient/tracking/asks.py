@@ -213,7 +213,7 @@ class OpenAsks:
         is_unsettled = self.policy.can_query and awaits_last_query(ask.record)
         if is_unsettled or (ask.record.kind == "form" and customer_acted(ask.record)):
             seconds = 0.0  # not put off: if this process ends, another one soon queries or confirms it
-        elif not self.policy.can_query:  # another process may query it: after an upgrade, say
+        elif not self.policy.has_id(ask.record):  # another process may query it: after an upgrade, say
             seconds = max(A_DAY, self.clock.time() - ask.record.created_at)
         self.leases.defer(ask.record.client_transaction_id, seconds)
 

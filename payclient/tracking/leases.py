@@ -42,7 +42,7 @@ ABANDONED_ROUNDS = 30
 #: Records claimed, or read again, at once.
 PAGE = 500
 
-#: Seconds for which an ask is put off that is due no more: a year. Where no status can be queried it is put off for as
+#: Seconds for which an ask is put off that is due no more: a year. One that no query here can find is put off for as
 #: long as it is old, and a day at least.
 A_DAY, A_YEAR = 86400.0, 365 * 86400.0
 

@@ -50,7 +50,8 @@ class SharedLedger(MemoryLedger):
         after = await super().apply(record, event)
         if isinstance(event, Notified | Returned):
             name, due = self.holders[record.client_transaction_id]
-            self.holders[record.client_transaction_id] = (name, min(due, self._now() + 30.0))
+            soon = self._now() + (0.0 if name is None and self.holds is not None else 30.0)
+            self.holders[record.client_transaction_id] = (name, min(due, soon))
         for woken in tuple(self.watchers):
             asyncio.get_running_loop().call_soon(woken, record.client_transaction_id)
         return after
@@ -91,7 +92,8 @@ class SharedLedger(MemoryLedger):
 
     async def defer(self, seconds: Mapping[str, float]) -> None:
         for each in set(seconds) & await self.held():
-            self.holders[each] = (self.name, self._now() + seconds[each])
+            name = self.name if seconds[each] <= 86_400 else None
+            self.holders[each] = (name, self._now() + seconds[each])
 
     async def reserve(self, gap: float) -> float:
         begin = max(self.rate[0], self._now())

@@ -374,6 +374,25 @@ async def test_what_expired_unqueried_is_queried_a_day_later_by_who_can(
         await until(paid)
 
 
+async def test_a_late_notification_of_what_expired_unqueried_is_queried_beside_who_cannot(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that sent it lives on, and would renew its lease for ever; it leaves it to the one that can query."""
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+    blind = tracking(service, ledger, attrs.evolve(PROFILE, status=None))
+    async with blind as one, tracking(service, SharedLedger(ledger)) as other:
+        await one.sale(sale())
+        await service.clock.advance(320)
+        await until(
+            lambda: asyncio.sleep(0, ledger.holders["order-17"][1] > service.clock.monotonic() + 3600)
+        )
+        service.decide("Aceptado")
+        await other.notify(hint())
+        await service.clock.advance(5)
+        assert (await record_in(ledger)).state is State.ACCEPTED
+
+
 async def test_a_wait_that_can_query_does_not_end_by_a_process_that_cannot(service: FakeService) -> None:
     """It ends after the last query: the process that follows the sale makes none, and the one that waits makes it."""
     ledger = SharedLedger()

@@ -1013,7 +1013,9 @@ async def test_what_a_process_is_permitted_it_holds(url: str, ledger: PostgresLe
         assert await ledger.held() == {"order-1"}
         await first.permit(fresh("closed"))
         await first.permit(fresh("much later"))
-        await first.defer({"closed": 10.0})
+        await first.permit(fresh("days later"))
+        await first.defer({"closed": 10.0, "days later": 2 * 86_400.0})
+        assert await first.held() == {"closed", "much later"}  # another process may know more then
     # It was closed: what it followed is another's at once, but for what has time.
     assert [record.client_transaction_id for record in await ledger.claim_due(10, HOUR)] == ["closed"]
 

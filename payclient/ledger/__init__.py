@@ -214,7 +214,8 @@ class Shared(Ledger, Protocol):
     async def defer(self, seconds: Mapping[str, float]) -> None:
         """Hold this process's leases of these client transaction ids for so many seconds without renewal.
 
-        A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
+        A notification shortens that to 30 seconds, whether the holder lives or not. What is put off for more than a day
+        is held by nobody: then any process may claim it, and after a notification at once.
         """
 
     async def note_overpaid(self, at: float) -> None:

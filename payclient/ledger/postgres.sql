@@ -450,8 +450,10 @@ SELECT count(*) FROM payclient.open_attempts WHERE holder = $1
 SELECT client_transaction_id FROM payclient.open_attempts JOIN payclient.attempts ON id = attempt_id
 WHERE holder = $1
 
+-- Who claims what was put off for more than a day may be able to do more about it.
 -- name: defer
-UPDATE payclient.open_attempts AS o SET due = clock_timestamp() + make_interval(secs => v.seconds)
+UPDATE payclient.open_attempts AS o SET due = clock_timestamp() + make_interval(secs => v.seconds),
+    holder = CASE WHEN v.seconds > 86400 THEN 0 ELSE holder END
 FROM unnest($2::text[], $3::float8[]) AS v (id, seconds) JOIN payclient.attempts AS a ON a.client_transaction_id = v.id
 WHERE o.attempt_id = a.id AND o.holder = $1
 

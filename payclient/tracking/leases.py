@@ -1,6 +1,6 @@
 """Shares the open asks out among the processes of one ledger, and reads what the others wrote.
 
-Each open ask is held by one process at a time: the one that was permitted it, or that claimed it once it was due. The
+Each open ask is held by one process at most: the one that was permitted it, or that claimed it once it was due. The
 others keep an ask only where somebody waits: woken by the ledger they read again, they never query. Holding is for
 efficiency only. Two that follow one ask query twice, and write nothing wrong.
 """
@@ -180,6 +180,7 @@ class Leases:
         try:
             if deferred:
                 await self._ledger.defer(deferred)
+                self.ours.difference_update(each for each, seconds in deferred.items() if seconds > A_DAY)
         except BaseException:
             self._deferred = deferred | self._deferred
             raise

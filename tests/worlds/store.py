@@ -55,7 +55,7 @@ class Store:
         self.out_until = 0.0
         self._world = world
         #: Who holds which open attempt until when, and who is woken by what others write.
-        self.leases: dict[str, tuple[Process, float]] = {}
+        self.leases: dict[str, tuple[Process | None, float]] = {}
         self.watchers: list[tuple[Process, Callable[[str | None], None]]] = []
 
     def newest(self, client_id: str) -> Record | None:
@@ -77,7 +77,7 @@ class Store:
             self.leases[client_id] = process, now + self._world.settings.total + 30.0
         elif isinstance(write.event, Notified | Returned):
             holder, due = self.leases[client_id]
-            self.leases[client_id] = holder, min(due, now + 30.0)
+            self.leases[client_id] = holder, min(due, now if holder is None else now + 30.0)
         for each, woken in self.watchers:
             each.later(0.01, each.loop.call_soon, woken, client_id)
 
@@ -258,7 +258,7 @@ class SharingLedger(WorldLedger):
     def hold(self, seconds: float) -> None:
         """What is permitted here is held by `Store.share`."""
 
-    async def _share(self, choose: Callable[[Process, float], float | None]) -> list[Record]:
+    async def _share(self, choose: Callable[[Process | None, float], float | None]) -> list[Record]:
         """Hold the open attempts of which `choose` says, by who holds them until when, how much longer; return them."""
 
         async def work(database: Database) -> list[Record]:
@@ -288,7 +288,7 @@ class SharingLedger(WorldLedger):
     async def defer(self, seconds: Mapping[str, float]) -> None:
         for each, longer in seconds.items():
             if self._store.leases[each][0] is self._me:
-                self._store.leases[each] = self._me, self._world.now + longer
+                self._store.leases[each] = self._me if longer <= 86_400 else None, self._world.now + longer
 
     async def reserve(self, gap: float) -> float:
         return 0.0

@@ -374,6 +374,24 @@ async def test_what_expired_unqueried_is_queried_a_day_later_by_who_can(
         await until(paid)
 
 
+async def test_the_end_of_what_nobody_can_query_is_written_once_its_process_is_dead(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died between the expiry and that end, without which the purchase stays held."""
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger, blind = HookedSharedLedger(before={"Unqueried": disk_full}), attrs.evolve(PROFILE, status=None)
+    async with tracking(service, ledger, blind) as one:
+        await one.sale(sale(), purchase="cart")
+        for _ in range(10):
+            await service.clock.advance(32)
+            await asyncio.sleep(0.06)
+    async with tracking(service, SharedLedger(ledger), blind) as other:
+        for _ in range(20):
+            await service.clock.advance(50)
+            await asyncio.sleep(0.06)
+        assert (await other.sale(sale("another"), purchase="cart")).state is State.PENDING
+
+
 async def test_a_late_notification_of_what_expired_unqueried_is_queried_beside_who_cannot(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,8 @@ class OpenAsks:
         """Renew an expired ask's lease only at its next look, in so many seconds. Other leases stay as they are."""
         if self.leases is None or ask.followed_elsewhere or ask.record.state is not State.EXPIRED:
             return
-        is_unsettled = self.policy.can_query and awaits_last_query(ask.record)
+        can_end = self.policy.can_query or not customer_acted(ask.record)
+        is_unsettled = can_end and awaits_last_query(ask.record)
         if is_unsettled or (ask.record.kind == "form" and customer_acted(ask.record)):
             seconds = 0.0  # not put off: if this process ends, another one soon queries or confirms it
         elif not self.policy.has_id(ask.record):  # another process may query it: after an upgrade, say

@@ -261,7 +261,7 @@ class Deadlines:
         self._timer = self.loop.call_at(self._fires_at, self._fire_due) if self._queue else None
 
     def _fire_due(self) -> None:
-        """Fire what is due, drop what is done, and set the timer for the next."""
+        """Cancel the calls that are overdue, drop deadlines that are done, and set the timer for the next."""
         now, queue = self.loop.time(), self._queue
         while queue and (queue[0].done or queue[0].when <= now):
             queue.popleft().fire()

@@ -36,9 +36,9 @@ class LoopThread:
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        #: The queue by which each caller waits for the task of its call; None: it waits no more.
+        #: The queue of each waiting caller, which gets the ended task of its call; or None, if the thread ended first.
         self._waiting: set[SimpleQueue[Any]] = set()
-        self._ending = self._ended = False
+        self._ending = self._ended = False  # no more calls are taken; the loop ends
         #: The methods that close the trackers that are open on the loop.
         self.closers: set[Callable[[], Coroutine[Any, Any, None]]] = set()
 

@@ -358,11 +358,11 @@ class Charges(Iterator[ChargeResult]):
             self._read.put_nowait(each)
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._charges))
-        wanted = asyncio.ensure_future(self._read.join())
-        either: list[asyncio.Future[Any]] = [self._next, wanted]
+        all_taken = asyncio.ensure_future(self._read.join())  # the batch wants more then (`_rows`)
+        either: list[asyncio.Future[Any]] = [self._next, all_taken]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        wanted.cancel()
-        return wanted.done() and not (read and self._next.done())  # a result waits for one request at most
+        all_taken.cancel()
+        return all_taken.done() and not (read and self._next.done())  # a result waits for one request at most
 
     async def _leave(self) -> None:
         if self._next is not None:

@@ -112,12 +112,12 @@ class _ProvingRequest(ClientRequest):
     def update_auto_headers(self, skip_auto_headers: object) -> None:
         """Add none: the session's are whole."""
 
-    def update_body_from_data(self, body: _Call, _stacklevel: int = 0) -> None:
-        self._call = body
-        if body.body:
-            self._body = body
-        if body.body or self.method not in self.GET_METHODS:
-            self.headers["Content-Length"] = str(len(body.body))
+    def update_body_from_data(self, call: _Call, _stacklevel: int = 0) -> None:
+        self._call = call
+        if call.body:
+            self._body = call
+        if call.body or self.method not in self.GET_METHODS:
+            self.headers["Content-Length"] = str(len(call.body))
 
     async def send(self, conn: Connection) -> ClientResponse:
         protocol, call = conn.protocol, self._call

@@ -69,7 +69,7 @@ def test_one_a_second() -> None:
     form, now, times = returned(), 0.0, []
     for number in range(1, 5):
         form.begin(number, 0.0)
-    while (due := form.due(now)) is not None and not form.is_idle:
+    while (due := form.next_look(now)) is not None and not form.is_idle:
         now = max(now, due)
         times.append(now)
         request = form.begin_request(now)
@@ -82,7 +82,7 @@ def test_tries_back_off_and_end_with_the_window() -> None:
     """1, 2, 4, 8, 15, 15 ... s, never sooner than the service asks; after the window the status query tells."""
     form, now, times, given_up = returned(), 0.0, [], False
     form.begin(7, 0.0)
-    while (due := form.due(now)) is not None and not form.is_idle:
+    while (due := form.next_look(now)) is not None and not form.is_idle:
         now = max(now, due)
         times.append(now)
         wait = 5.0 if len(times) == 1 else 0.0
@@ -103,7 +103,7 @@ def test_a_form_has_a_next_time_until_its_end(steps: list[tuple[int, float, str]
         now = named_at = max(now, named_at + pause)
         form.begin(number or None, now)
         while not form.is_idle and (now < named_at + pause or left == 0):
-            due = form.due(now)
+            due = form.next_look(now)
             assert due is not None
             now = max(now, due)
             request = form.begin_request(now)

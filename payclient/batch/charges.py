@@ -382,18 +382,18 @@ class Charges(AsyncIterator[ChargeResult]):
             unsent = unread or NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         self._sends.add(asyncio.current_task())
-        token_number, made_at = self._retries.token_number, self._clock.monotonic()
+        token_used, made_at = self._retries.token_number, self._clock.monotonic()
         try:
             pending = await self._tracker.sale(row.request, purchase=row.purchase)
         except Exception as error:
-            again = self._retries.retry_delay(row, error, token_number, made_at)
+            again = self._retries.retry_delay(row, error, token_used, made_at)
             if again is None or self.stopped is not None:
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
             self._sends.discard(asyncio.current_task())
         if sends:  # a sale that was in the ledger proves nothing about the service now
-            self._retries.note_sent(pending, token_number, made_at)
+            self._retries.note_sent(pending, token_used, made_at)
         return pending
 
     def _left(self, began: float) -> float | None:

@@ -75,9 +75,9 @@ class RetryPolicy:
     #: Whether a 401 may mean that the token is out of date: the service took it before, or it is the first.
     _token_works: bool = True
 
-    def note_sent(self, pending: PendingSale, token_number: int, made_at: float) -> None:
-        """Note a send whose sale may exist. `token_number` and `made_at` are those of the send."""
-        self._token_works = self._token_works or token_number == self.token_number
+    def note_sent(self, pending: PendingSale, token_used: int, made_at: float) -> None:
+        """Note a send whose sale may exist. `token_used`: the number of its token."""
+        self._token_works = self._token_works or token_used == self.token_number
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
             self._unknown_in_a_row = 0
@@ -87,7 +87,7 @@ class RetryPolicy:
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
-    def retry_delay(self, row: LaneRow, error: Exception, token_number: int, made_at: float) -> float | None:
+    def retry_delay(self, row: LaneRow, error: Exception, token_used: int, made_at: float) -> float | None:
         """Count an error, and return in how many seconds its row, which created nothing, is sent again; None: never."""
         if isinstance(error, NotSentError):
             self._not_sent_in_a_row += 1
@@ -109,13 +109,13 @@ class RetryPolicy:
             row.limited += 1
             return 0.0 if row.limited <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
-            return self._delay_after_unauthorized(error, token_number)
+            return self._delay_after_unauthorized(error, token_used)
         return None
 
-    def _delay_after_unauthorized(self, error: UnauthorizedError, token_number: int) -> float | None:
+    def _delay_after_unauthorized(self, error: UnauthorizedError, token_used: int) -> float | None:
         """Return 0 where the row is sent again with a fresh token; else stop the sending."""
         if self._renews_token and error.http_status == 401:
-            if token_number < self.token_number:
+            if token_used < self.token_number:
                 return 0.0  # this row was sent with an older token
             if self._token_works:  # the next send fetches a fresh one
                 self.token_number, self._token_works = self.token_number + 1, False

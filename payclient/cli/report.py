@@ -153,8 +153,9 @@ def error_facts(error: Exception | None) -> dict[str, Any]:
     """Return the code and the message of an error, as far as there are any."""
     if isinstance(error, RefusedError):
         return {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
-    said = str(error) if isinstance(error, PayError) else type(error).__name__
-    return {} if error is None else {"message": said}
+    if error is None:
+        return {}
+    return {"message": str(error) if isinstance(error, PayError) else type(error).__name__}
 
 
 class Tally:

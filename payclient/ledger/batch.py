@@ -288,7 +288,7 @@ async def _write_overpaid(database: Database, asks: list[Record], record: Record
     if (also_paid := overpaid(asks, record, at)) is not None:
         noted = advance(record, also_paid)
         with suppress(*database.value_faults):
-            if await database.insert([], [change_row(record, also_paid, noted)]):
+            if await database.insert(permits=[], changes=[change_row(record, also_paid, noted)]):
                 return noted
     return None
 

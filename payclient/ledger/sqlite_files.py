@@ -405,12 +405,11 @@ def _parts(connection: sqlite3.Connection) -> set[str]:
 
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
-    keys = connection.execute(STATEMENTS["digest_key"]).fetchall() or [(b"",)]
+    keys = [key for (key,) in connection.execute(STATEMENTS["digest_key"])]
     check_one_key(keys)
-    ((key,), *_) = keys
-    if len(key or b"") != 32:
+    if not keys or len(keys[0] or b"") != 32:  # NULL where a disk has filled it with zeros
         raise ConfigurationError("the ledger has no digest key")
-    return bytes(key)
+    return bytes(keys[0])
 
 
 def _set(connection: sqlite3.Connection, name: str, value: str, expected: object) -> None:

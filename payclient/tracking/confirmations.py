@@ -31,7 +31,7 @@ from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.evidence import Reading, find_mismatch, read_form
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.recovery import history_of, unconfirmed_ids
+from payclient.tracking.recovery import latest_changes, unconfirmed_ids
 from payclient.tracking.returned_form import (
     MOST_REFUSALS,
     Confirmation,
@@ -328,7 +328,7 @@ class Confirmer:
         """
         if self._queries.source is not None or not form.credentials or self._queries.can_see(form):
             return True
-        history = await history_of(self._asks.ledger, form)
+        history = await latest_changes(self._asks.ledger, form)
         named = (each.facts.get("transaction_id") for each in history if each.event != FoundPending.__name__)
         return transaction_id in named
 
@@ -366,12 +366,12 @@ class Confirmer:
         others = (
             each
             for each in asks
-            if each.state in PAID or each.kind == "sale" or (each.candidate_ids and not current.is_first)
+            if each.state in PAID or each.kind == "sale" or (each.candidate_ids and not current.goes_first)
             if not each.beside_open_form and each.client_transaction_id != form.client_transaction_id
         )
         current.is_withheld = purchase_holder(others, self._clock.time()) is not None
-        # Whoever pays another form meets this one only by what the ledger names now.
-        current.is_first = not current.is_withheld and current.transaction_id in form.candidate_ids
+        # The confirmation of another form finds this one by what the ledger names of it.
+        current.goes_first = not current.is_withheld and current.transaction_id in form.candidate_ids
 
     def _plan_others(self, form: ReturnedForm, report: StatusReport | None) -> bool:
         """Plan to confirm what may have paid a form beside what a report names; return whether anything may."""

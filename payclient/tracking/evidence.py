@@ -268,7 +268,7 @@ class AnswerReader:
         return self.query.transaction_id or self.query.candidate_id
 
     @property
-    def _may_lag(self) -> bool:
+    def _may_be_unlisted(self) -> bool:
         """Whether a query by client transaction id may not list yet what this attempt has created."""
         return self.now < self.ask.begun + self.policy.absent_after
 
@@ -295,7 +295,7 @@ class AnswerReader:
         if not (report and found_ids(report)) and not self._can_see():
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
-            if self._may_lag:
+            if self._may_be_unlisted:
                 return Reading()
             report = StatusReport(state="Cancelado", transaction_id=self._queried_id)
         elif report.state == "Cancelado" and self._can_see():
@@ -329,7 +329,9 @@ class AnswerReader:
         record = self.ask.record
         # Where another process sends it, it may be known here as SENDING still.
         return (
-            record.attempt > 1 and self._may_lag and (record.state is State.SENDING or may_be_absent(record))
+            record.attempt > 1
+            and self._may_be_unlisted
+            and (record.state is State.SENDING or may_be_absent(record))
         )
 
     def not_found(self) -> Reading:
@@ -358,7 +360,7 @@ class AnswerReader:
         """Return the proof that nothing was created, once two "not found" are late enough and far enough apart."""
         ask, policy, now = self.ask, self.policy, self.now
         candidates = ask.record.candidate_ids
-        if not policy.proves_absence or self._may_lag:
+        if not policy.proves_absence or self._may_be_unlisted:
             return Reading()
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
             words = '"not found" proves nothing where a transaction was named that cannot be queried'
@@ -368,7 +370,7 @@ class AnswerReader:
         elif now >= policy.second_proof_due(ask.absent_at):
             if ask.all_missing():
                 return Reading([ProvenAbsent(at=self.at)])
-            ask.absent_at = None
+            ask.absent_at = None  # a candidate was not "not found" since: both proofs begin anew
         return Reading()
 
 

@@ -270,7 +270,7 @@ class Policy:
         #: Whether a status can be queried at all.
         self.can_query: bool = self.by_transaction_id or self.by_client_id
         #: Whether any attempt can be queried, also without a transaction id: a user's own source chooses the id.
-        self.can_always_query: bool = own_source or self.by_client_id
+        self.can_query_any: bool = own_source or self.by_client_id
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self.proves_absence: bool = self.by_client_id and not own_source
         #: Whether a ledger that others share has compared this machine's clock with theirs. Not once it has jumped.
@@ -305,7 +305,7 @@ class Policy:
         """Return whether a query can be made now: by client transaction id, or by the id of a transaction."""
         named = record.candidate_ids if record.kind == "sale" else ()
         is_named = record.transaction_id is not None or any(each != DROPPED for each in named)
-        return self.can_always_query or (self.by_transaction_id and is_named)
+        return self.can_query_any or (self.by_transaction_id and is_named)
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -512,16 +512,17 @@ class Policy:
         # The query counts as one of the last only when one is due, however many are made.
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and now >= self._final_due(ask):
             ask.final_queries, ask.final_at = ask.final_queries + 1, now
-        # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
-        was_accepted_by_hand = record.state is State.ACCEPTED and self.by_client_id
-        by_candidate = self.by_transaction_id and may_have_candidates(record) and not was_accepted_by_hand
-        candidate_id = ask.next_candidate() if by_candidate else None
-        if candidate_id is not None:
-            about = ask.about(candidate_id)
-            about.queries, about.queried_at = about.queries + 1, now
+        candidate_id = None
         if may_have_candidates(record):
-            # Where only transaction ids can be queried, a query by a candidate counts as one by client transaction id.
-            ask.by_client_id_next = candidate_id is not None and self.can_always_query
+            # A sale that a person accepted is queried by client transaction id: its candidates may be forged.
+            accepted_by_hand = record.state is State.ACCEPTED and self.by_client_id
+            if self.by_transaction_id and not accepted_by_hand:
+                candidate_id = ask.next_candidate()
+            if candidate_id is not None:
+                about = ask.about(candidate_id)
+                about.queries, about.queried_at = about.queries + 1, now
+            # The two kinds alternate. Where only transaction ids can be queried, one by a candidate counts as both.
+            ask.by_client_id_next = candidate_id is not None and self.can_query_any
             if not ask.by_client_id_next:
                 ask.client_queried_at = now
         return TransactionRef(

@@ -154,10 +154,10 @@ class KnownForm:
 class KeptLinks:
     """Keeps links where other processes and the next one find them, and deletes them once they are dead."""
 
-    def __init__(self, asks: OpenAsks, *, keeps: bool) -> None:
+    def __init__(self, asks: OpenAsks, *, may_keep: bool) -> None:
         self._asks = asks
         self._lifetime = asks.policy.form_window
-        self._keeps = keeps
+        self._may_keep = may_keep  # in the ledger; `Tracker` has it as `keep_links`
         #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
         self._wake = asyncio.Event()
         #: When links die next; None where none do, as far as is known.
@@ -166,7 +166,7 @@ class KeptLinks:
 
     async def keep(self, record: Record, result: PrepareResult) -> None:
         """Keep a form's links in the ledger while they live, so that other processes can hand the form out."""
-        if not self._keeps:
+        if not self._may_keep:
             return
         kept = {"payment_id": result.payment_id, "links": dict(result.links)}
         until = record.created_at + self._lifetime

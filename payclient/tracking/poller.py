@@ -48,7 +48,7 @@ EXPIRIES_AT_ONCE = 64
 REQUESTS_AT_ONCE = 32
 
 #: What is known of an ask: its record, and the service's report of it that came just now.
-Known = tuple[Record, StatusReport | None]
+RecordAndReport = tuple[Record, StatusReport | None]
 
 #: Seconds after which something due that was not looked at means that the poller has stopped.
 MOST_LATE = 10.0
@@ -166,7 +166,7 @@ class Poller:
 
     def plan_form(self, form: ReturnedForm) -> None:
         """Make the next request of a form, or forget it, when that is due; now if it is."""
-        due = form.due(self.clock.monotonic())
+        due = form.next_look(self.clock.monotonic())
         if due is not None and not self.asks.closed and form.task is None and not form.line:
             self._look_from(form, due)
 
@@ -226,7 +226,7 @@ class Poller:
                 self._request(item, now)  # it waited long enough for its turn by the rate
             elif item.is_idle:
                 self.confirmer.forget(item)
-            elif item.due(now) is not None:
+            elif item.next_look(now) is not None:  # else a write in flight plans it
                 self._lines.put(item, RequestLine.NOTIFIED)
                 self.asks.due.put(item, now + item.patience)
 
@@ -263,7 +263,7 @@ class Poller:
             return  # its query plans the next look
         if ask.recheck_soon or now >= ask.recheck_at:
             # A hint and a due time have a query each. That of a hint goes by the ids that it named.
-            ask.by_client_id_next = self.policy.can_always_query and not ask.recheck_soon
+            ask.by_client_id_next = self.policy.can_query_any and not ask.recheck_soon
             if not ask.recheck_soon:
                 ask.recheck_at = math.inf
             ask.recheck_soon = False
@@ -377,7 +377,7 @@ class Poller:
         sending = record.state is State.SENDING and not self.asks.is_followed_elsewhere(record)
         return PendingSale(self, record, None if sending else self.asks.follow(record))
 
-    async def check(self, record: Record) -> Known:
+    async def check(self, record: Record) -> RecordAndReport:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         self.asks.check_loop()
         ask = self.asks.follow(record)

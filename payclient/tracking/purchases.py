@@ -108,8 +108,8 @@ def _open_until(poller: Poller, holder: Record) -> float:
     """Return until when, about, an open ask holds its purchase, in UTC seconds."""
     policy, dead_at = poller.policy, holder.links_dead_at
     if dead_at is None or holder.state is State.REVERSING:  # a push, or a payment that is being given back
-        return policy.longest_end(holder) if holder.expires_at is None else holder.expires_at
-    if holder.state is State.CANCELLED or dead_at <= poller.clock.time():  # its payment may yet show
+        return holder.expires_at or policy.longest_end(holder)  # a push that is being sent has no end yet
+    if holder.state is State.CANCELLED or dead_at <= poller.clock.time():  # a payment of it may yet show
         return policy.closed_until(holder)
     return dead_at
 

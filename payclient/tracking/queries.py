@@ -34,7 +34,7 @@ from payclient.tracking.evidence import (
     conflict,
 )
 from payclient.tracking.followup import LEASE, Followed, StatusSource, TransactionRef
-from payclient.tracking.recovery import history_of
+from payclient.tracking.recovery import latest_changes
 from payclient.validation import is_personal, sanitize_text
 from payclient.wire import kept_fields
 
@@ -268,7 +268,7 @@ class StatusQueries:
         match events:
             case [Conflicted(candidate_id=None, what=what)]:
                 # Only a conflict says `what`.
-                history = await history_of(self._asks.ledger, record)
+                history = await latest_changes(self._asks.ledger, record)
                 return any(change.facts.get("what") == what for change in history)
         return False
 
@@ -278,7 +278,7 @@ class StatusQueries:
         if not is_payment or after.version <= before.version + len(reading.events):
             return  # nobody else has written anything: `reading` has the alarm
         with suppress(LedgerError):  # the feed has the correction all the same
-            history = await history_of(self._asks.ledger, after)
+            history = await latest_changes(self._asks.ledger, after)
             states_before = (each.before for each in history if each.event == FoundAccepted.__name__)
             state_before = next(states_before, None)
             alarm = ALARMS.get((state_before, "Aceptado"))

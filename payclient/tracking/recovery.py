@@ -78,7 +78,7 @@ def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
     return found
 
 
-async def history_of(ledger: Ledger, record: Record) -> list[Change]:
+async def latest_changes(ledger: Ledger, record: Record) -> list[Change]:
     """Return the changes of one attempt, the newest first."""
     return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
 
@@ -94,7 +94,7 @@ async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
     A person's decision that the form is paid ends nothing: it confirms no payment. An id None: a cancelled return.
     """
     named: dict[int | None, None] = {}  # a set in the order of time
-    for change in await history_of(ledger, record):
+    for change in await latest_changes(ledger, record):
         is_decision = change.after.decided and change.before is not change.after
         if is_decision and change.event != DecidedAccepted.__name__:
             break

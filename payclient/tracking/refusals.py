@@ -47,7 +47,7 @@ def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str,
     newest = attempts[::-1]
     named = ((one.kind, each) for one in newest for each in reversed(one.candidate_ids) if each != DROPPED)
     ids: list[tuple[str, int | None]] = [*dict.fromkeys(named)] if policy.by_transaction_id else []
-    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.can_always_query else ids
+    return [*ids, *dict.fromkeys((one.kind, None) for one in newest)] if policy.can_query_any else ids
 
 
 class Refusals:
@@ -108,7 +108,7 @@ class Refusals:
         """Do what `find_ended` does for a refused ask. `doubted` attempts may exist; if `was_created`, one does."""
         report = await self._find_surely(before, doubted)
         if report is None:
-            if not was_created or self._poller.policy.can_always_query:
+            if not was_created or self._poller.policy.can_query_any:
                 return None
             words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
             raise NotSentError(words)

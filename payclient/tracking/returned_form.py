@@ -74,8 +74,8 @@ class Confirmation:
     refusals: int = 0
     #: Whether another ask of the purchase was in its way at the latest try.
     is_withheld: bool = False
-    #: Whether none was, and the ledger named it by then: a form that is paid later waits for this one.
-    is_first: bool = False
+    #: Whether none was, and the ledger named it by then: a form that is paid later gives way to this one.
+    goes_first: bool = False
     #: Whether the ledger names it, or did.
     on_record: bool = False
     #: Set, and replaced, at the end of each try.
@@ -200,7 +200,7 @@ class ReturnedForm(Scheduled):
         self.confirmations[transaction_id] = begun
         return begun
 
-    def due(self, now: float) -> float | None:
+    def next_look(self, now: float) -> float | None:
         """Return when the next request is made, or when the form is forgotten; None: neither is left to do.
 
         Both only a second after the latest request: a form that is named again and again is not requested more often.

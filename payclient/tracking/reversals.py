@@ -1,4 +1,4 @@
-"""Takes back: withdraws a push request that nobody answered, and gives a payment back, by a permit of its own."""
+"""What takes an ask back: withdraws an unanswered push request, or reverses a payment by a permit of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.profile import UndoProfile
-from payclient.tracking.poller import Known, Poller
+from payclient.tracking.poller import Poller, RecordAndReport
 from payclient.wire import undo_request
 
 
@@ -59,7 +59,7 @@ async def _is_undone(poller: Poller, record: Record, *, is_reversal: bool) -> bo
     return is_ours and (is_reversal or report.state != "Aceptado")
 
 
-async def _check_anew(poller: Poller, record: Record) -> Known:
+async def _check_anew(poller: Poller, record: Record) -> RecordAndReport:
     """Query an ask, and use no answer to an earlier query: it may be older than the request to take it back."""
     ask = poller.asks.find(record.client_transaction_id)
     if ask is not None and poller.policy.can_query:
@@ -73,7 +73,7 @@ async def _check_anew(poller: Poller, record: Record) -> Known:
 # --- A push request that nobody answered
 
 
-async def withdraw(poller: Poller, record: Record) -> Known:
+async def withdraw(poller: Poller, record: Record) -> RecordAndReport:
     """Withdraw an open push request; where that came too late, or lost its answer, query it. Return what is known."""
     identifier = record.client_transaction_id
     if record.kind == "form":
@@ -85,7 +85,7 @@ async def withdraw(poller: Poller, record: Record) -> Known:
     return await poller.finish(_withdraw(poller, record), identifier, words)
 
 
-async def _withdraw(poller: Poller, record: Record) -> Known:
+async def _withdraw(poller: Poller, record: Record) -> RecordAndReport:
     """Send the request, and write that the sale is withdrawn unless a transaction of it may be paid."""
     try:
         await poller.session.cancel(**_one_id(record, poller.session.profile.cancel))
@@ -103,7 +103,7 @@ async def _withdraw(poller: Poller, record: Record) -> Known:
 # --- A payment
 
 
-async def reverse(poller: Poller, record: Record) -> Known:
+async def reverse(poller: Poller, record: Record) -> RecordAndReport:
     """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
     if record.state in (State.REVERSING, State.REVERSED):
         return record, None
@@ -123,7 +123,7 @@ async def reverse(poller: Poller, record: Record) -> Known:
     return await poller.finish(_reverse_or_follow(poller, record), identifier, words)
 
 
-async def _reverse_or_follow(poller: Poller, record: Record) -> Known:
+async def _reverse_or_follow(poller: Poller, record: Record) -> RecordAndReport:
     """Do what `_reverse` does. Where others cancel all tasks of the process, a query finds how that ended."""
     try:
         return await _reverse(poller, record)
@@ -139,7 +139,7 @@ async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> 
         raise NotSentError("stopped between the permit and the send")
 
 
-async def _reverse(poller: Poller, record: Record) -> Known:
+async def _reverse(poller: Poller, record: Record) -> RecordAndReport:
     """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
     # Before the permit: without a token nothing can be sent.

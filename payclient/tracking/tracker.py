@@ -107,7 +107,7 @@ class Tracker:
         self._ledger = ledger
         self._clock = clock if clock is not None else LoopClock()
         self._poller = Poller(session, ledger, self._clock, status=status, schedule=schedule)
-        self._links = KeptLinks(self._poller.asks, keeps=keep_links)
+        self._links = KeptLinks(self._poller.asks, may_keep=keep_links)
         self._attempts = Attempts(self._poller, self._links)
         self._forms = Forms(self._attempts, self._poller)
         self._arrivals = Arrivals(self._poller)

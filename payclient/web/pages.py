@@ -176,7 +176,7 @@ def redirect_page(
     """
     check_type("link", link, FormLink)
     texts = texts_of(language)
-    # Here, where no local variable holds the link, and for a link that lives, too.
+    # Also where `again` is not used; and before `url` holds the link, which error trackers would show.
     for name, address in (("assets", assets), ("again", again)):
         if address is not None:
             check_address(address, name)

@@ -155,7 +155,7 @@ async def _take(
         if receipt is None:
             what = "a notification was not taken: %s"
             log("warning", "notification_not_taken", identifier, what, type(error).__name__)
-        else:
+        else:  # `_call` lets nothing else through
             log("error", "on_receipt_timed_out", identifier, "on_receipt took longer than %g s", TIMEOUT)
 
 

@@ -333,7 +333,9 @@ def test_resolve(book: Book, decision: str, capfd: Said) -> None:
         assert record.decided_at == pytest.approx(time.time(), abs=60)
         change = book.use(operator.methodcaller("history", f"order-{state}"))[-1]
         assert json.loads(change.detail or "") == {"actor": "ana", "reason": "the portal"}
-        assert (decision == "refused") == ("RE-OPENS CHARGING" in capfd.readouterr().err)
+        said = capfd.readouterr().err
+        assert (decision == "refused") == ("RE-OPENS CHARGING" in said)
+        assert (decision == "refused") != ("Only the service's word" in said)
 
 
 def test_resolve_only_what_the_table_allows(book: Book, capfd: Said) -> None:

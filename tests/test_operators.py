@@ -108,6 +108,20 @@ async def test_another_process_hears_of_it() -> None:
         assert (found.state, found.outcome.paid) == ("accepted", True)
 
 
+async def test_the_service_may_correct_what_was_accepted_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    """It says that nobody paid, or that somebody gave it back: then it is not paid, and a person looks."""
+    service = unknowing()
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(3)
+        await tracker.resolve("order-17", as_="accepted", **WHO)
+        service.status_scripts = []
+        service.decide("Cancelado")
+        outcome = await pending.check()
+        assert (outcome.state, outcome.paid) == ("reversed", False)
+        assert alarms(caplog) == ["order-17: accepted, and found given back"]
+
+
 async def test_what_is_not_decided_by_hand() -> None:
     """What the service is still asked about, what is final, and what there is not; nothing is changed."""
     service = FakeService()

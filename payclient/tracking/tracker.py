@@ -318,10 +318,10 @@ class Tracker:
     ) -> Outcome:
         """Decide the newest attempt by hand where it is UNKNOWN, EXPIRED or REVERSING; `wait()` returns it then.
 
-        `accepted` is final. `cancelled` stands until the service says that it was accepted; of a reversal that has no
-        answer it is final, and means that the money went back. `refused` **allows this id to be charged again**: if the
-        attempt does exist at the service, the customer pays twice. `actor` and `reason` are kept in the history, and
-        must not be empty.
+        `accepted` stands until the service says that it was cancelled, and `cancelled` until it says that it was
+        accepted; of a reversal without an answer `cancelled` is final, and means that the money went back. `refused`
+        **allows this id to be charged again**: if the attempt does exist at the service, the customer pays twice.
+        `actor` and `reason` are kept in the history, and must not be empty.
 
         Raises `TransitionError` where the state does not allow it, and `UsageError` for an id that the ledger does not
         have and for what may not be said: nothing was changed. After `LedgerUnavailableError` look at its history: the

@@ -361,7 +361,10 @@ class Tracker:
         return Outcome.of(record)
 
     async def health(self) -> Health:
-        """Return how this process's tracker fares: one probe of the ledger, and counts. Raises nothing."""
+        """Return how this process's tracker fares: one probe of the ledger, and counts.
+
+        Raises `UsageError` in another event loop, and nothing else.
+        """
         return await probe(self._poller)
 
     def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:

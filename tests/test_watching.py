@@ -223,6 +223,16 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
     assert 'http-equiv="refresh"' not in text
 
 
+@pytest.mark.parametrize(("quick", "said"), [(1, "3 min 20 s"), (4, "3 min 20 s"), (9, "10 s")])
+def test_the_page_says_how_long_nine_of_ten_took(tmp_path: Path, quick: int, said: str) -> None:
+    """However few answered: the time in which 8 of 10 did is not called that of nine."""
+    seconds = [10] * quick + [200]
+    text = page_of(
+        tmp_path / "r.html", *(line(n, created_at=NOW, decided_at=NOW + each) for n, each in enumerate(seconds))
+    )  # fmt: skip
+    assert f"Half of them answered within 10 s, nine of ten within {said}." in read_page(text).text
+
+
 def test_what_others_wrote_is_escaped(tmp_path: Path) -> None:
     """No markup, no quotes that end an attribute, no characters that turn the line around."""
     nasty = "\"><script>alert(1)</script>'\u202etxt.exe\x00"

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ class RunPage:
         return {
             "bars": [(lower[bar], upper[bar]) for bar in range(BARS)],
             # How long half of them took at most, and nine of ten.
-            "within": [_span(both[int((len(both) - 1) * share)]) for share in (0.5, 0.9) if both],
+            "within": [_span(both[ceil(len(both) * share) - 1]) for share in (0.5, 0.9) if both],
             "ticks": [_span(self._window * tick / 5) for tick in range(6)],
         }
 

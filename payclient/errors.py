@@ -25,7 +25,7 @@ PayError                        each carries client_transaction_id where there i
 └── LedgerError
     ├── LedgerInUseError        another process owns the ledger
     ├── LedgerUnavailableError  it could not be read or written
-    └── DifferentRequestError   the same client transaction id with other content
+    └── DifferentRequestError   the same client transaction id for something else
 
 None holds a token, personal data of yours or an object of aiohttp, and each survives pickling. The service's own
 messages are kept, bounded.
@@ -248,4 +248,4 @@ class LedgerUnavailableError(LedgerError):
 
 
 class DifferentRequestError(LedgerError):
-    """This client transaction id is already in the ledger with other content; nothing was sent."""
+    """The ledger has this client transaction id with other content, or for another purchase; nothing was sent."""

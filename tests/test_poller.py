@@ -232,6 +232,17 @@ async def test_a_short_window_has_a_short_pause_after_a_401(service: FakeService
     assert service.queried_at[2] - service.queried_at[1] >= 3
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_query_is_logged_with_its_status(
+    service: FakeService, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token that is not valid, and one that may not query, are mended in different places."""
+    service.status_scripts = [lambda: refusal(1, status=status)] * 2
+    async with selling(service):
+        await service.clock.advance(30)
+    assert f"status queries are refused ({status})" in caplog.text
+
+
 @in_virtual_time
 async def test_a_schedule_may_change() -> None:
     class Changing:

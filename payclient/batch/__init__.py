@@ -39,9 +39,9 @@ def charge_all(
     is paid or open, nothing is sent for the row; its error is an `AlreadyPaidError` or a `PurchaseOpenError`.
 
     Running it again with the same requests goes on where it stopped: it sends nothing that may exist. Refusals
-    about the moment (401, 429, 2061, not sent, proven absent) are tried again, others with `retry={"refused"}`.
-    A 401 that a fresh token does not cure, five unknown outcomes in a row, or five charges in a row that did not reach
-    the service, stop the sending: `results.stopped` says why. Leaving the block sends nothing more and lets
-    what is in flight be recorded.
+    about the moment (401, 403, 429, 2061, not sent, proven absent) are tried again, others with `retry={"refused"}`.
+    A 403, a 401 that a fresh token does not cure, five unknown outcomes in a row, or five charges in a row that did not
+    reach the service, stop the sending: `results.stopped` says why. Leaving the block sends nothing more and lets what
+    is in flight be recorded.
     """
     return Charges(tracker, requests, max_in_flight, max_pending, rate, wait, retry)

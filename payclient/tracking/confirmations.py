@@ -223,9 +223,9 @@ class Confirmer:
             # Never so long that the payment is reversed meanwhile.
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
             self._poller.rate.rate_limited(self._clock.monotonic(), made_at, wait)
-        except UnauthorizedError:
+        except UnauthorizedError as refused:
             self._queries.note_request(made_at, answered=False)
-            what = "confirmations are refused (401): is the token still good?"
+            what = f"confirmations are refused ({refused.http_status}): is the token still good?"
             self._queries.warn_once("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
             stage = await self._refused(form, current, refused)

@@ -41,7 +41,7 @@ from payclient.wire import kept_fields
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-#: Seconds without queries after a 401.
+#: Seconds without queries after a 401 or a 403.
 UNAUTHORIZED_PAUSE = 30.0
 
 #: The weight of one query in the share of those that fail, and the share from which a service counts as failing.
@@ -63,7 +63,7 @@ class StatusQueries:
         self.credentials: Credentials = Credentials(poller.asks.ledger.digest_key)
         #: The share of recent queries that brought no answer.
         self._failed = 0.0
-        #: When the first 401 came after the last answer; infinity: none did.
+        #: When the first 401 or 403 came after the last answer; infinity: none did.
         self._refused_at = math.inf
         #: When the first query or confirmation after the last answer had none, but for a 429; infinity: none had.
         self._unanswered_since = math.inf
@@ -186,11 +186,11 @@ class StatusQueries:
             if ask.final_at == ask.queried_at:
                 ask.final_queries -= 1  # a query that met a 429 is not one of the last
             rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
-        except UnauthorizedError:
+        except UnauthorizedError as refused:
             # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
             if made_at > self._refused_at:
                 rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
-                what = "status queries are refused (401): is the token still good?"
+                what = f"status queries are refused ({refused.http_status}): is the token still good?"
                 self.warn_once("queries_unauthorized", "", what)
             self._refused_at = min(self._refused_at, self._clock.monotonic())
             self.note_request(made_at, answered=False)

@@ -167,8 +167,8 @@ class Tracker:
         """Charge by a push request (§2.2). **Raising means that this call created nothing.**
 
         Returning means that it may exist: `wait()` goes on finding out. The same client transaction id with the
-        same content again returns the same sale and sends nothing; with other content it raises
-        `DifferentRequestError`. A caller who is cancelled detaches; the send goes on.
+        same content again returns the same sale and sends nothing; with other content, or another `purchase`, it
+        raises `DifferentRequestError`. A caller who is cancelled detaches; the send goes on.
 
         `purchase` is your key of what the customer owes once, an order's number for instance; by default the client
         transaction id. One of its asks at a time may be open: `AlreadyPaidError` and `PurchaseOpenError` say which one

@@ -328,11 +328,8 @@ class AnswerReader:
         """Return whether what is found may have come of an earlier attempt, and this one may not be listed yet."""
         record = self.ask.record
         # Where another process sends it, it may be known here as SENDING still.
-        return (
-            record.attempt > 1
-            and self._may_be_unlisted
-            and (record.state is State.SENDING or may_be_absent(record))
-        )
+        may_be_absent_yet = record.state is State.SENDING or may_be_absent(record)
+        return record.attempt > 1 and self._may_be_unlisted and may_be_absent_yet
 
     def not_found(self) -> Reading:
         """Return what "not found" means: nothing about a form, a conflict about a sale that exists, or `_absence`."""

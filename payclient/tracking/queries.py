@@ -15,24 +15,13 @@ import attrs
 from payclient.answers import is_id
 from payclient.auth import SIGNED_WITH
 from payclient.clock import within
-from payclient.errors import (
-    LedgerError,
-    RateLimitedError,
-    UnauthorizedError,
-)
+from payclient.errors import LedgerError, RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, Event, FoundAccepted
 from payclient.lifecycle import APPROVED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.profile import STATE_WORDS
-from payclient.tracking.evidence import (
-    ALARMS,
-    UNDER_ANOTHER,
-    AnswerReader,
-    Credentials,
-    Reading,
-    conflict,
-)
+from payclient.tracking.evidence import ALARMS, UNDER_ANOTHER, AnswerReader, Credentials, Reading, conflict
 from payclient.tracking.followup import LEASE, Followed, StatusSource, TransactionRef
 from payclient.tracking.recovery import latest_changes
 from payclient.validation import is_personal, sanitize_text

@@ -104,6 +104,19 @@ async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeSer
     assert labels == ["pending", "pending", "other content", "other content", "refused"]
 
 
+async def test_a_second_click_on_a_refused_sale_may_name_the_purchase_that_the_first_left_out(
+    service: FakeService,
+) -> None:
+    """Both are of the refused attempt's purchase, which the first had yet to read; any other is not."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        clicks = (tracker.sale(sale(), purchase=each) for each in (None, "cart", "another cart"))
+        types = [type(each) for each in await asyncio.gather(*clicks, return_exceptions=True)]
+        assert types == [payclient.PendingSale, payclient.PendingSale, payclient.DifferentRequestError]
+        assert [ask.client_transaction_id for ask in (await tracker.purchase("cart")).asks] == ["order-17"]
+
+
 async def test_a_purchase_of_the_same_name_is_the_one_without_a_name(service: FakeService) -> None:
     """Also while the sale is being sent."""
     async with tracking(service) as tracker:

@@ -185,7 +185,8 @@ class Attempts:
         self._asks.check_open(identifier)
         sender, task = self._in_flight.get(identifier, (attempt, None))
         if task is not None and not task.done():  # a task that is done was cancelled before it began
-            attempt.check_same(sender.digest, sender.purchase or identifier)
+            # A sender that names no purchase may yet read that of an earlier attempt.
+            attempt.check_same(sender.digest, sender.purchase or attempt.purchase or identifier)
         else:
             if (ask := self._asks.open_ask(identifier)) is not None:
                 attempt.check_same(ask.record.digest, ask.record.purchase)
@@ -193,12 +194,16 @@ class Attempts:
             sender, task = attempt, start(self._send(attempt), self._poller.detached)
             self._in_flight[identifier] = sender, task
         try:
-            return await outlive(task)
+            record = await outlive(task)
         except PayError as error:
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):
                 raise
+        else:
+            if sender is not attempt:
+                attempt.check_same(record.digest, record.purchase)
+            return record
         # A closing tracker ended it, or others cancelled all tasks of the process.
         if sender.granted and sender.record is not None:
             return sender.record

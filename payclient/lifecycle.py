@@ -104,11 +104,11 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
     #: Created; the customer has not answered yet (`Pendiente`).
     PENDING = "pending"
-    #: Our clock says that the window passed unheard. Presumed `Cancelado`.
+    #: The window has passed by our clock, and no answer was found. Presumed `Cancelado`.
     EXPIRED = "expired"
-    #: The service says `Aceptado`. Final, unless it is given back.
+    #: Paid, on the word of the service or of a named operator. Final, unless a query finds it given back.
     ACCEPTED = "accepted"
-    #: The service says `Cancelado`.
+    #: Not paid: declined, closed, withdrawn, or not approved in time.
     CANCELLED = "cancelled"
     #: This attempt created nothing.
     REFUSED = "refused"

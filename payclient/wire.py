@@ -464,7 +464,7 @@ def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:
     """Return the one report that stands for all transactions of a client transaction id; None for no transaction.
 
     The first of these that there is: an accepted one, a pending one, one whose state the profile does not map, a
-    cancelled one. A report chosen from several transactions without an accepted one names no transaction.
+    cancelled one. Where several are undecided, or all of several are cancelled, it names no transaction.
     """
     if not reports:
         return None

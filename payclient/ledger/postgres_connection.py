@@ -42,7 +42,7 @@ CONNECT = 5.0
 CONNECT_TO_EACH = 2.0
 #: Seconds that opening a ledger waits for a server that takes no more connections or is only starting.
 OPENING = 30.0
-#: Seconds that this machine's clock may be off the server's: a form's links count as dead so much earlier.
+#: Seconds that this machine's clock may be off the server's: by so much too early it may take a form's links for dead.
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
 POLL = 5.0

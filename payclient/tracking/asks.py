@@ -99,7 +99,7 @@ class OpenAsks:
         #: Called with the record before and after each change of state of an ask that is followed here. Also called for
         #: one that is decided before it is followed: refused by the answer to its POST, or given back.
         self.on_change: Callable[[Record, Record], object] | None = None
-        #: Called with each form once it is decided: its links are dead.
+        #: Called with each form once it is decided: its links are dead, unless its customer closed it.
         self.on_form_decided: list[Callable[[Record], object]] = []
         #: Called with an attempt to which a transaction was named before the end of its POST was written.
         self.on_named: Callable[[Record], object] = lambda record: None
@@ -352,7 +352,7 @@ class OpenAsks:
         """Note a record that was not written by `apply`, and follow it.
 
         Where leases are held, an open form that no query can find keeps its lease until its end, and is followed from
-        then on. A decided ask loses its lease, and a decided form its links.
+        then on. A decided ask loses its lease.
         """
         is_indexed = record.client_transaction_id in self._asks
         if record.state.decided:

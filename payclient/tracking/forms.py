@@ -158,7 +158,7 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = asks.policy.form_window
         self._may_keep = may_keep  # in the ledger; `Tracker` has it as `keep_links`
-        #: Wakes `delete_dead`: a form was decided, so its links are dead; or new links are the next to die.
+        #: Wakes `delete_dead`: a form was decided, so its links may be dead; or new links are the next to die.
         self._wake = asyncio.Event()
         #: When links die next; None where none do, as far as is known.
         self._dead_at: float | None = None

@@ -196,17 +196,15 @@ class Plan:
         The ids are of another column, or were changed, where all rows of the report that the file lacks are in it on
         the same lines, with the same amounts; or where the ledger has had them of late.
         """
-        places: dict[Place, str] = {
+        key_at: dict[Place, str] = {
             (row.line, row.request.amount, row.request.currency): row.request.client_transaction_id
             for row in self.file.rows
             if row.request
         }
-        gone = [place for place in self.replaced if place is not None]
-        keys = [places.get(place) for place in gone]
-        new = [
-            key for key in keys if key and key not in self.known.labels and defuse(key) not in self.earlier
-        ]
-        return (new if None not in keys else []) or self.known.renamed
+        keys = [key_at.get(place) for place in self.replaced if place is not None]
+        known = self.known.labels
+        new = [key for key in keys if key and key not in known and defuse(key) not in self.earlier]
+        return new if new and None not in keys else self.known.renamed
 
     @property
     def replaced(self) -> Sequence[Place | None]:

@@ -166,7 +166,7 @@ def _match(entry: Entry, known: Mapping[int | str | None, Sequence[Record]]) -> 
 def _doubts(unread: Sequence[Entry]) -> Callable[[Record | None, Sequence[Entry]], bool]:
     """Return a function that says whether one of these lines may be about the payment of an attempt and its lines.
 
-    A client transaction id says so where one side has no transaction id; two of those are two payments.
+    The client transaction id says so where a side has no transaction id: two transaction ids are two payments.
     """
     numbers = {each.transaction_id for each in unread} - {None}
     keys = {each.client_transaction_id for each in unread} - {None}

@@ -53,11 +53,11 @@ class ChargeRow:
 
 @attrs.frozen(kw_only=True)
 class ChargeResult:
-    """The result of one request: an outcome, or the error that says why nothing was created.
+    """The result of one request: an outcome, or the error that says why this run created nothing.
 
     - `request_key`: The request's client transaction id.
-    - `outcome`: What is known of the sale; None where nothing was created.
-    - `error`: Why nothing was created; None where there is an outcome.
+    - `outcome`: What is known of the sale, also of an earlier run's; None where there is an error.
+    - `error`: Why this run created nothing; None where there is an outcome.
     """
 
     request_key: str

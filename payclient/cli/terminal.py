@@ -237,12 +237,14 @@ def listed(items: Sequence[object], most: int = 5) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `3 min 20 s`, rounded up to a second; `2 h 5 min`."""
+    """Return `3 min 20 s`, rounded up to a second; from an hour on `2 h 5 min`, rounded up to a minute."""
     whole = max(math.ceil(seconds), 0)
     if whole < 60:
         return f"{whole} s"
-    minutes = whole // 60
-    return f"{minutes} min {whole % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = math.ceil(whole / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def at(when: float) -> str:

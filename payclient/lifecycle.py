@@ -396,7 +396,7 @@ def _with_candidate(known: tuple[int, ...], candidate_id: int) -> tuple[int, ...
     if len(known) < MOST_CANDIDATES:
         return (*known, candidate_id)
     # The next two make room, for this one and for the mark; the mark is the first of them from the second time on.
-    return (known[0], DROPPED, *known[3:], candidate_id)
+    return tuple(dict.fromkeys((known[0], DROPPED, *known[3:], candidate_id)))
 
 
 _NAMES = tuple(field.name for field in attrs.fields(Record))

@@ -393,6 +393,16 @@ def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State, kind: ty
     assert (known.transaction_id, known.candidate_ids) == (7, ())
 
 
+def test_too_many_candidates_have_one_mark_though_the_first_was_anothers() -> None:
+    """The mark is the first then, and stays."""
+    record = Record(client_transaction_id="order-17", state=State.UNKNOWN)
+    for number in range(1, 41):
+        record = advance(record, Notified(at=1.0, transaction_id=number))
+        if number == 20:
+            record = advance(record, Conflicted(at=1.0, what="another's", candidate_id=1))
+    assert record.candidate_ids.count(DROPPED) == 1
+
+
 def test_of_too_many_candidates_the_oldest_goes_and_the_first_stays() -> None:
     """The first may be of the service's own answer; that some were dropped is kept, since they may have been ours."""
     record = advance(RECORD, EXAMPLES[Lost])

@@ -607,6 +607,25 @@ async def test_a_wire_that_falls_silent(
         assert await ledger.get("warm") is not None
 
 
+@pytest.mark.parametrize("write", [False, True])
+async def test_who_waits_in_vain_leaves_one_session_at_the_server(
+    monkeypatch: pytest.MonkeyPatch, url: str, ledger: PostgresLedger, write: bool
+) -> None:
+    """However long it waits: the server may take no more sessions than a hundred, from all programs."""
+    await ledger.permit(fresh("warm"))
+    async with opened(url, poll=0.1) as other, person(url) as (blocker, _):
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        for name in ("ANSWERING", "REACHING"):
+            monkeypatch.setattr(postgres_ledger, name, 0.2)
+        await blocker.execute("LOCK payclient.changes")
+        other.watch(heard := Heard())
+        for number in range(4):
+            work: Awaitable[Any] = ledger.permit(fresh(f"order-{number}")) if write else ledger.get("warm")
+            await error_of(LedgerUnavailableError, work)
+            await heard.next()
+        await until(lambda: blocker.fetch(f"SELECT 1 WHERE ({waiting}) <= 2"))  # and that of the listener
+
+
 async def test_another_ledger_in_its_place(
     postgres: PostgresServer,
     new_database: str,

@@ -9,7 +9,6 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from payclient.clock import read_exception
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
 from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
-from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop, pauses
+from payclient.ledger.postgres_connection import POLL, Listener, Server, Woken, drop, let_go, pauses
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record
@@ -82,6 +81,10 @@ class PostgresDatabase:
             rows = await self.fetch("write", tuple(columns))
         except asyncpg.TransactionRollbackError:  # it lost a deadlock; nothing was written
             return ()
+        except TimeoutError:
+            # Not cancelled: a commit that waits for a standby would come into sight without it.
+            drop(self.connection)
+            raise
         if self._warned:
             raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
         return {row[0] for row in rows}
@@ -159,9 +162,10 @@ class PostgresWriter(Writer):
         if not self.loop.is_closed():  # a closed loop has ended the connections
             self.loop.call_soon_threadsafe(self.stop)
 
-    def _lose(self) -> None:
+    async def _lose(self) -> None:
         database, self._database = self._database, None
-        drop(database and database.connection)
+        if database is not None:
+            await let_go(database.connection)
 
     async def _run(self) -> None:
         """Carry out what is queued, a batch at a time, until the writer is stopped."""
@@ -175,11 +179,9 @@ class PostgresWriter(Writer):
                 operations, self._pending = self._pending[:MOST_AT_ONCE], self._pending[MOST_AT_ONCE:]
                 await self._carry_out(operations)
                 operations = []
-            if self._database is not None:
-                with suppress(*FAULTS):
-                    await self._database.connection.close(timeout=1.0)
+            await self._lose()
         finally:
-            self._lose()
+            drop(self._database and self._database.connection)
             self._refuse(operations + self._pending)
 
     async def _reach(self) -> PostgresDatabase:
@@ -198,7 +200,7 @@ class PostgresWriter(Writer):
                 await self._database.fetch("wait_for_own", (self.owner,))
                 self._log_recovery()
             except Exception as error:  # whatever it is must not end the task
-                self._lose()
+                await self._lose()
                 self._log_failure(fault := unavailable(error, "reached"))
                 if self.loop.time() >= until:
                     raise fault from None
@@ -207,6 +209,7 @@ class PostgresWriter(Writer):
     async def _carry_out(self, operations: list[Operation]) -> None:
         """Answer every operation of a batch, then notify the other processes of its news."""
         writes = writes_of(operations)
+        is_sound = True
         try:
             database = await self._reach()
             holder, seconds = (0, UNHELD) if self.holds_for is None else (self.owner, self.holds_for)
@@ -214,16 +217,18 @@ class PostgresWriter(Writer):
             await write(database, writes, self._unchecked_payments)
             await read(database, operations)
         except Exception as error:  # every waiting caller gets an answer
-            self._lose()
             self._log_failure(fault := unavailable(error, "read or written"))
             fail(operations, fault)
+            is_sound = False
         resolve(operations)
+        if not is_sound:
+            await self._lose()
         if (ids := _ids_to_notify(writes)) and self._database is not None:
             # In a transaction of its own, which waits for no disk: NOTIFY lets commits wait for each other.
             try:
                 await self._database.fetch("notify", (self._server.schema, ids))
             except Exception:  # a loop of another kind raises RuntimeError where the wire is gone
-                self._lose()
+                await self._lose()
 
 
 def _ids_to_notify(writes: list[Write]) -> list[str]:

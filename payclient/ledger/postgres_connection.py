@@ -44,6 +44,8 @@ CONNECT_TO_EACH = 2.0
 OPENING = 30.0
 #: Seconds that this machine's clock may be off the server's: by so much too early it may take a form's links for dead.
 CLOCKS_APART = 30.0
+#: Seconds in which a connection must have closed.
+LETTING_GO = 1.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
 POLL = 5.0
 #: The exceptions of asyncpg where the server, or the network on the way to it, fails.
@@ -95,6 +97,15 @@ def drop(connection: asyncpg.Connection | None) -> None:
     if connection is not None:
         with suppress(*FAULTS):
             connection.terminate()
+
+
+async def let_go(connection: asyncpg.Connection) -> None:
+    """Close a connection. A statement of it that got no answer is cancelled, or it would keep a session waiting in
+    the server, and the next one another.
+    """
+    with suppress(Exception):  # asyncpg terminates what it cannot close
+        async with asyncio.timeout(LETTING_GO):
+            await connection.close()
 
 
 def pauses() -> Iterator[float]:
@@ -162,14 +173,15 @@ class Server:
         try:
             async with asyncio.timeout(timeout):
                 return connection, *await self.check(connection, create)
-        except BaseException as error:
-            drop(connection)
-            if not isinstance(error, FAULTS):
-                raise
+        except FAULTS as error:
+            await let_go(connection)
             fault: PayError = unavailable(error, "opened")
             if isinstance(error, asyncpg.InsufficientPrivilegeError):
                 words = f"the database's user may not read or make the ledger's schema, {self.schema}"
                 fault = ConfigurationError(words)
+        except BaseException:
+            drop(connection)
+            raise
         raise fault
 
     async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
@@ -379,6 +391,8 @@ class Listener:
                             await lost.wait()
             except Exception:  # whatever it is: go on by another connection
                 self._wake(None)
+                if connection is not None:
+                    await let_go(connection)
                 await asyncio.sleep(self._poll)
             finally:
                 drop(connection)

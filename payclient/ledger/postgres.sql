@@ -407,8 +407,9 @@ WHERE event IN ('Notified', 'Returned')
 -- more is looked up for fewer.
 -- name: unsaid
 SELECT purchase, client_transaction_id, (SELECT max(version) FROM payclient.changes WHERE attempt_id = a.id)
-FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c
-JOIN payclient.attempts AS a ON id = attempt_id
+FROM (SELECT * FROM payclient.changes ORDER BY cursor DESC LIMIT 20000) AS c, LATERAL (
+    SELECT * FROM payclient.attempts WHERE id = attempt_id OFFSET 0  -- by its id alone: a join may read all attempts
+) AS a
 WHERE after = 'accepted' AND before <> 'accepted' AND before <> 'reversing' AND CASE
     WHEN (SELECT max(ask) FROM payclient.attempts WHERE purchase = a.purchase) = 1 THEN false
     WHEN (SELECT count(*) FROM payclient.records

@@ -321,10 +321,12 @@ async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, k
 
 
 @pytest.mark.parametrize(
-    "option", ["connect_timeout=5", "timezone=odd", "fsync=on", "channel_binding=require"]
+    "option",
+    ["connect_timeout=5", "timezone=odd", "fsync=on", "channel_binding=require", "sslmode=verify-full"],
 )
-async def test_an_option_of_another_program(url: str, option: str) -> None:
+async def test_an_option_of_another_program(monkeypatch: pytest.MonkeyPatch, url: str, option: str) -> None:
     """As hosts of databases give it for psycopg: no outage, and named as what it is."""
+    monkeypatch.setenv("HOME", os.devnull)  # where libpq and asyncpg look for root.crt
     await error_of(ConfigurationError, open_ledger(f"{url}?{option}"), match="an option behind the [?] of")
 
 

@@ -284,7 +284,10 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
     except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
         fault = unavailable(error, "opened")
     except (asyncpg.InterfaceError, ValueError, OverflowError):  # a port, for instance
-        fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
+        fault = ConfigurationError(
+            "the ledger's address is not a valid postgresql://USER@HOST/DATABASE, or an option behind the ? of it "
+            "lacks a valid value, as sslmode=verify-full does without sslrootcert=FILE"
+        )
     except asyncio.CancelledError as cancelled:
         cancelled.__traceback__ = cancelled.__context__ = None  # asyncpg's frames hold the password
         raise

@@ -59,7 +59,7 @@ class Class(StrEnum):
     AMOUNTS_DIFFER = "amounts differ"
     #: Paid there; the ledger has the attempt, and does not call it paid.
     PAID_THERE = "paid there, not known here"
-    #: Given back there, and not here.
+    #: Given back there, and not here, or with another amount.
     GIVEN_BACK = "given back there"
 
 
@@ -83,7 +83,10 @@ class Pair:
         if any(entry.currency not in (None, record.currency) for entry in entries):
             return Class.AMOUNTS_DIFFER
         if there < record.amount and any(entry.amount < 0 for entry in entries):
-            return Class.AGREED if there <= 0 and record.state.paid is False else Class.GIVEN_BACK
+            # Given back once and whole; the payment itself may be in an earlier statement.
+            whole, amounts = record.amount, sorted(entry.amount for entry in entries)
+            agrees = record.state.paid is False and amounts in ([-whole], [-whole, whole])
+            return Class.AGREED if agrees else Class.GIVEN_BACK
         if record.state is not State.ACCEPTED:
             return Class.PAID_THERE
         return Class.AGREED if there == record.amount and not self.is_doubted else Class.AMOUNTS_DIFFER

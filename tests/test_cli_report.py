@@ -126,6 +126,23 @@ def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
     assert balance.strip('"')[:-1] in bad.read_text(encoding="utf-8-sig").replace(key, "")
 
 
+@pytest.mark.parametrize("delimiter", [":", " ", "a", "_", "'", "ñ"])
+def test_a_report_of_any_delimiter_is_known_again(tmp_path: Path, delimiter: str) -> None:
+    """After a kill the same command goes on with it, also where another delimiter is given now."""
+    path = tmp_path / "r.csv"
+    Report(path, attrs.evolve(CARRIED, dialect=Dialect(delimiter=delimiter, bom=True))).begin(LINES)
+    assert [*Report(path, CARRIED).earlier] == ["row-1", "row-2"]
+
+
+@pytest.mark.parametrize("word", ["FALSE", "FALSO"])
+def test_a_report_that_a_spreadsheet_saved_still_says_who_did_not_pay(tmp_path: Path, word: str) -> None:
+    """Else a new id for a cancelled row would be refused, with words that the report calls it paid or open."""
+    path = tmp_path / "r.csv"
+    Report(path, CARRIED).begin(LINES)
+    path.write_text(path.read_text().replace("false", word).replace("true", "VERDADERO"))
+    assert Report(path, CARRIED).earlier == {"row-1": (2, 125050, "USD"), "row-2": None}
+
+
 @pytest.mark.parametrize("option", ["--delimiter", "--report-delimiter"])
 @pytest.mark.parametrize("given", ["ab", '"', "\n", ""])
 def test_a_delimiter_is_one_character(tmp_path: Path, option: str, given: str, capfd: Said) -> None:

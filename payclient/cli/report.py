@@ -277,7 +277,8 @@ class Report:
         #: cents and the currency of what was paid or is not decided; None of the others.
         self.earlier: dict[str, Place | None] = {}
         for row in tables.read_report(path, first, "state", "paid"):
-            sent = row["state"] and row["paid"] not in (False, "false")
+            # A spreadsheet saves it in capitals, or in its own language.
+            sent = row["state"] and str(row["paid"]).casefold() not in ("false", "falso")
             place = _whole(row.get("line")), _whole(row.get("amount")), row.get("currency")
             self.earlier[tables.defuse(str(row[first]))] = place if sent else None
 

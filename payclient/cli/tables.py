@@ -176,7 +176,10 @@ def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
     if not path.exists() or not path.stat().st_size:
         return []
     with suppress(InvalidRequestError):
-        table = read_records(path, Format(ignore_rest=True))
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            # A CSV may have any delimiter: the one behind its first name.
+            found = re.match(rf'"?{wanted[0]}"?([^"\r\n\0])', file.readline())
+        table = read_records(path, Format(ignore_rest=True, delimiter=found and found[1]))
         rows = [
             dict(zip(each.names, each.cells, strict=True))
             for each in table.rows

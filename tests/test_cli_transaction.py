@@ -103,6 +103,25 @@ def test_a_confirmation_that_does_not_say_is_repeated(
     assert ("repeat it" in capfd.readouterr().err) == (code == 4)
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("throttle", operation="confirm"),
+        Fault("refuse", operation="confirm", status=401, error_code=1),
+    ],
+)
+def test_a_confirmation_that_was_not_looked_at_is_repeated(
+    service: SimulatorThread, fault: Fault, capfd: Said
+) -> None:
+    """Called refused, a script would repeat it no more, and the service would give the payment back."""
+    number = str(paid(service, f"cli-{fault.kind}"))
+    arguments = ["confirm", "--transaction-id", number, "--client-transaction-id", f"cli-{fault.kind}"]
+    service.fail_next(fault)
+    assert main(arguments) == 4
+    assert "repeat it" in capfd.readouterr().err
+    assert main(arguments) == 0
+
+
 def test_a_push_is_withdrawn_once(service: SimulatorThread, capfd: Said) -> None:
     """By either id."""
     sold(service, "sale-b")

@@ -13,7 +13,13 @@ from payclient.cli import terminal
 from payclient.cli.ledger import newest, opened
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes
 from payclient.cli.texts import label, reason, text
-from payclient.errors import ConfigurationError, NotReversibleError, RefusedError
+from payclient.errors import (
+    ConfigurationError,
+    NotReversibleError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
@@ -104,8 +110,12 @@ async def confirm(
     :param transaction_id: The service's id, from the customer's return.
     :param client_transaction_id: The form's own id.
     """
-    async with options.session() as session:
-        report = await session.confirm(transaction_id, client_transaction_id)
+    try:
+        async with options.session() as session:
+            report = await session.confirm(transaction_id, client_transaction_id)
+    except (RateLimitedError, UnauthorizedError) as error:  # neither is about the payment
+        terminal.complain(text("undo.repeat", why=reason(str(error))))
+        return 4
     _show(report)
     ids = report.transaction_id, report.client_transaction_id
     is_its_own = ids == (transaction_id, client_transaction_id) and not report.unreadable

@@ -97,6 +97,16 @@ def test_help_that_nobody_reads_ends_as_any_other_output() -> None:
     assert (done.returncode, done.stderr) == (2, b"")
 
 
+def test_a_terminal_without_a_width_is_still_told_everything() -> None:
+    """The library of the tables took COLUMNS=0 at its word: nothing was shown, and a question never came."""
+    done = subprocess.run(
+        [sys.executable, "-m", "payclient", "charge", "no-such.csv", "--dry-run"],
+        env={**os.environ, "COLUMNS": "0"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no-such.csv" in done.stderr
+
+
 def test_an_interrupt_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """In a command that does nothing about it itself."""
 

@@ -94,6 +94,10 @@ def out() -> Console:
     return Console(file=cast(IO[str], _STDOUT), highlight=False, emoji=False, soft_wrap=True, width=width)
 
 
+# No width at all, as some containers have it, would hide every word, and hold up a question for ever.
+if not os.environ.get("COLUMNS", "").strip("0"):
+    os.environ.pop("COLUMNS", None)
+
 #: The console for progress, questions and warnings.
 err: Console = Console(file=cast(IO[str], _STDERR), highlight=False, emoji=False, soft_wrap=True)
 

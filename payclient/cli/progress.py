@@ -43,7 +43,7 @@ class Progress:
     """The progress of a run whose tally others fill. A quiet one shows notes only.
 
     For machines it is one JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`,
-    `unreachable`, `reachable`, `end`. Cents and UTC.
+    `leaving`, `unreachable`, `reachable`, `end`. Cents and UTC.
     """
 
     def __init__(self, tally: Tally, rows: int, without_result: Collection[str], look: Look = "auto") -> None:

@@ -320,6 +320,26 @@ def test_an_id_that_is_written_as_a_number_is_refused(
     assert willing.counts() == before
 
 
+def test_a_paid_row_whose_purchase_changed_in_the_file_holds_up_the_others(
+    willing: Service, charge: Charge
+) -> None:
+    """Its column was added or lost: the ledger has the payment for another purchase, and would call this one free."""
+    rows = rows_of("changed", 5)
+    first, second, third, *lost = rows
+    of_order = {"purchase": "order-9"}
+    assert charge(willing, [first]).code == 0
+    ran = charge(willing, [first | of_order, second | of_order, third | {"purchase": "order-8"}])
+    assert ran.code == 2
+    assert "for other purchases than the file gives them (changed-0: changed-0)" in ran.err
+    kept = {"purchase": "changed-0"}
+    assert charge(willing, [first | kept, second | kept, third | {"purchase": "order-8"}]).code == 3
+    assert charge(willing, [row | {"purchase": "order-7"} for row in lost]).code == 3
+    ran = charge(willing, lost)
+    assert ran.code == 2
+    assert "for other purchases than the file gives them (changed-3: order-7)" in ran.err
+    assert sorted(willing.truth("changed-")) == ["changed-0", "changed-2", "changed-3"]
+
+
 @pytest.mark.parametrize(
     ("first", "then", "moved"),
     [("123", "0123", True), ("01 2", "132", True), ("012", "1 2", False)],

@@ -22,7 +22,7 @@ from payclient.cli.tables import defuse
 from payclient.cli.texts import counted, label, reason, sentence, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import State
+from payclient.lifecycle import Record, State
 from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
@@ -109,9 +109,12 @@ async def _look_up(
     changed: dict[str, Charged] = {}
     #: The charges that the ledger has instead, each with its id.
     displaced: dict[Charged, str] = {}
+    #: Those of `_repurposed`.
+    repurposed: dict[str | None, str] = {}
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
         found = await book.get_many([*chunk])
+        repurposed |= _repurposed(chunk, found)
         purchases = {key: row.purchase or key for key, row in chunk.items() if key not in found}
         # All at once, which the ledger reads by one query.
         asks = dict(zip(purchases, await asyncio.gather(*map(book.asks, purchases.values())), strict=True))
@@ -135,7 +138,32 @@ async def _look_up(
         known.respelled += await _other_spellings(book, (key for key in chunk if key not in found))
     known.moved = [f"{key}: {displaced[charge]}" for key, charge in changed.items() if charge in displaced]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
+    _check_purchases(rows, known.labels, repurposed)
     return known
+
+
+def _repurposed(rows: Mapping[str, ChargeRow], found: Mapping[str, Record]) -> dict[str | None, str]:
+    """Return the purchases that the file gives, or does not, to rows that the ledger has, paid or open, for others."""
+    return {
+        row.purchase: f"{key}: {record.purchase}"
+        for key, row in rows.items()
+        if (record := found.get(key)) is not None
+        if record.purchase != (row.purchase or key) and record.state.paid is not False
+    }
+
+
+def _check_purchases(
+    rows: Iterable[ChargeRow], labels: Mapping[str, str], repurposed: Mapping[str | None, str]
+) -> None:
+    """Raise `ConfigurationError` for rows to be sent for such a purchase, which the ledger calls free."""
+    unsent = [row for row in rows if labels.get(row.request.client_transaction_id) in (None, State.REFUSED)]
+    free = {row.purchase for row in unsent} | {row.request.client_transaction_id for row in unsent}
+    if others := [each for purchase, each in repurposed.items() if purchase in free]:
+        raise ConfigurationError(
+            f"{len(others):,} rows were charged for other purchases than the file gives them "
+            f"({terminal.listed(others, SHOWN)}), and other rows would be sent like them: was the column purchase "
+            "changed? Give each row the purchase that it was charged for; nothing was sent"
+        )
 
 
 async def _renamed(

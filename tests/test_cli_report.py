@@ -340,6 +340,18 @@ def test_a_paid_row_whose_purchase_changed_in_the_file_holds_up_the_others(
     assert sorted(willing.truth("changed-")) == ["changed-0", "changed-2", "changed-3"]
 
 
+def test_a_purchase_that_is_written_as_a_number_is_refused(willing: Service, charge: Charge) -> None:
+    """To ask again, its first id is copied into that column, and a spreadsheet drops the zeros in front."""
+    row = rows_of("bought", 1)[0]
+    assert charge(willing, [row | {"client_transaction_id": "0017001"}]).code == 0
+    again = row | {"client_transaction_id": "bought-again", "amount_with_tax": 2000}
+    ran = charge(willing, [again | {"purchase": "17001"}])
+    assert ran.code == 2
+    assert "1 ids are in the ledger with other zeros or marks (17001: 0017001)" in ran.err
+    assert charge(willing, [again | {"purchase": "0017001"}]).code == 3
+    assert willing.truth("bought-") == {}
+
+
 @pytest.mark.parametrize(
     ("first", "then", "moved"),
     [("123", "0123", True), ("01 2", "132", True), ("012", "1 2", False)],

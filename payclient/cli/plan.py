@@ -64,7 +64,7 @@ class Known:
     labels: dict[str, str] = attrs.field(factory=dict)
     #: Refused rows that would be tried again.
     again: int = 0
-    #: Rows that the ledger lacks, each with the id that it has instead: the same number, written otherwise.
+    #: Ids and purchases that the ledger lacks, each with the id that it has instead: the number, written otherwise.
     respelled: list[str] = attrs.field(factory=list)
     #: Rows each with the id under which the ledger has their customer and amount, and the file another row.
     moved: list[str] = attrs.field(factory=list)
@@ -135,7 +135,8 @@ async def _look_up(
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     displaced[before] = key
-        known.respelled += await _other_spellings(book, (key for key in chunk if key not in found))
+        unknown = [*purchases, *(purchases[key] for key, own in asks.items() if not own)]
+        known.respelled += await _other_spellings(book, unknown)
     known.moved = [f"{key}: {displaced[charge]}" for key, charge in changed.items() if charge in displaced]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
     _check_purchases(rows, known.labels, repurposed)

@@ -299,14 +299,14 @@ def test_a_row_that_the_report_has_as_not_sent_is_charged(willing: Service, char
     ("first", "then"),
     [
         ("0017", "17"), ("18", "0018"), ("21", "21.0"), ("22,00", "22"), ("2023", "2.023,00"),
-        ("2,024", "2024"), ("025", "25.00"),
+        ("2,024", "2024"), ("025", "25.00"), ("+26", "26"), ("27", "+27"), ("+28", "'+28"),
     ],
 )  # fmt: skip
 def test_an_id_that_is_written_as_a_number_is_refused(
     willing: Service, charge: Charge, first: str, then: str
 ) -> None:
     """A spreadsheet, a program or a column's format writes the same number: what was paid would be charged again."""
-    row = rows_of("number", 1)[0] | {"phone_number": f"09771{re.sub('[.,]', '', first):0>5}"}
+    row = rows_of("number", 1)[0] | {"phone_number": f"09771{re.sub('[^0-9]', '', first):0>5}"}
     assert charge(willing, [row | {"client_transaction_id": first}]).code == 0
     before = willing.counts()
     ran = charge(willing, [row | {"client_transaction_id": then}])

@@ -44,8 +44,8 @@ _DIGITS = 15
 #: Seconds for which the same customer with the same amount is the same charge, where a report has it by another id.
 RECENT = 3 * 86_400.0
 
-#: A number, its thousands apart, and the zeros behind a mark, as a spreadsheet or a program may write it.
-_NUMBER = re.compile(r"([0-9]+|[0-9]{1,3}(?:[.,][0-9]{3})+)([.,]0{1,2})?")
+#: A number, its plus, its thousands apart, and the zeros behind a mark, as a spreadsheet or a program may write it.
+_NUMBER = re.compile(r"\+?([0-9]+|[0-9]{1,3}(?:[.,][0-9]{3})+)([.,]0{1,2})?")
 _DECIMALS = (".0", ",0", ".00", ",00")
 
 #: Styles of what to look at twice, and of faults.
@@ -182,13 +182,15 @@ async def _renamed(
 
 
 async def _other_spellings(book: Ledger, keys: Iterable[str]) -> list[str]:
-    """Return "KEY: ID" of each key that is a number and that the ledger has under an id of another spelling."""
+    """Return "KEY: ID" of each key that the ledger has under an id of another spelling, as of the same number."""
     other: dict[str, str] = {}
     for key in keys:
+        if key[0] == "'":  # as `defuse` writes it
+            other[key[1:]] = key
         if number := _NUMBER.fullmatch(key):
             bare = re.sub("[.,]", "", number[1]).lstrip("0")
             spellings = {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
-            spellings |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS}
+            spellings |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS} | {f"+{bare}"}
             grouped = f"{int(bare or 0):,}"
             other |= dict.fromkeys((spellings | {grouped, grouped.replace(",", ".")}) - {key}, key)
     found = (await book.get_many([*other])).items()

@@ -412,6 +412,18 @@ def test_a_sale_that_a_person_refused_is_charged_again(willing: Service, tmp_pat
     assert willing.truth("sale-again") == {"sale-again": "approved"}
 
 
+def test_a_sale_that_was_not_sent_is_not_called_unknown(
+    willing: Service, tmp_path: Path, capfd: Said
+) -> None:
+    """As in a run over a file, nothing is said of paid: nothing was created that anybody could doubt."""
+    arguments = sale_arguments(willing, tmp_path, "sale-unsent", "--amount-with-tax", "1150", "--tax", "0")
+    arguments[arguments.index("--base-url") + 1] = "http://127.0.0.1:1"
+    assert main(arguments) == 4
+    out = capfd.readouterr().out
+    assert re.search(r"state +not sent yet", out)
+    assert "unknown" not in out
+
+
 def test_a_sale_has_the_phone_of_its_customer(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """However the number is spelled it is one sale, as in a file of charges; what cannot be one is bad input."""
     profile = tmp_path / "shaped.toml"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from payclient.batch import ChargeRow
 from payclient.cli import terminal
-from payclient.cli.report import PAID_WORDS
+from payclient.cli.report import paid_word
 from payclient.cli.run import Run
 from payclient.cli.settings import Cents, ChargeOptions, Limits, Number
 from payclient.cli.texts import label, reason, text
@@ -96,7 +96,7 @@ def sale(
         terminal.print_facts(
             {
                 "state": label(line.label),
-                "paid": label(PAID_WORDS[line.paid]),
+                "paid": label(paid_word(line.label)),
                 "amount": terminal.money(line.amount, line.currency),
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,

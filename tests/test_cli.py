@@ -412,6 +412,26 @@ def test_a_sale_that_a_person_refused_is_charged_again(willing: Service, tmp_pat
     assert willing.truth("sale-again") == {"sale-again": "approved"}
 
 
+def test_a_run_that_stopped_sending_with_all_paid_ends_with_0(willing: Service, charge: Charge) -> None:
+    """Five answers in a row were lost, which stops the sending; there was no other row, and all were found paid."""
+    for _ in range(5):
+        willing.control("fail_next", fault={"kind": "reset", "when": "after"})
+    ran = charge(willing, rows_of("last-five", 5))
+    assert "sends nothing more: 5 unknown outcomes in a row" in ran.err
+    assert {line["state"] for line in ran.report.values()} == {"accepted"}
+    assert ran.code == 0
+
+
+def test_a_run_whose_last_row_met_a_401_is_not_finished(willing: Service, charge: Charge) -> None:
+    """The row is refused, and the same command sends it again."""
+    fault = {"kind": "refuse", "status": 401, "error_code": 1}
+    willing.control("fail_next", fault=fault)
+    ran = charge(willing, rows_of("last-401", 1))
+    assert "does not take the token" in ran.err
+    assert (ran.code, ran.report["last-401-0"]["state"]) == (4, "refused")
+    assert charge(willing, rows_of("last-401", 1)).code == 0
+
+
 def test_a_sale_that_was_not_sent_is_not_called_unknown(
     willing: Service, tmp_path: Path, capfd: Said
 ) -> None:

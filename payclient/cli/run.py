@@ -99,8 +99,10 @@ class Run:
         self.progress: Progress = Progress(self.tally, len(rows), self._without_result, look)
         self._reach, self._signals = Reach(), 0
         self._charging: asyncio.Task[None] | None = None
-        #: The exit code of what went wrong: 4 where the sending ended early, 5 where the report could not be written.
+        #: The exit code of what went wrong: 4, or 5 where the report could not be written.
         self._fault = 0
+        #: Whether the batch stopped the sending by itself.
+        self._ended_early = False
 
     async def charge(self, options: ChargeOptions, *, create: bool | None = None) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent.
@@ -164,8 +166,7 @@ class Run:
                 async for result in results:
                     row = self._without_result.pop(result.request_key)
                     self._add(line_of(row, result.outcome, result.error))
-                if results.stopped is not None and not self._signals:
-                    self._fault = max(self._fault, 4)
+                self._ended_early = results.stopped is not None and not self._signals
         except PayError as error:
             self._fail(str(error))
 
@@ -257,6 +258,8 @@ class Run:
             keys = (row.request.client_transaction_id for row in self._rows)
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self._fault or self.tally.exit_code
+        if self._ended_early and code == 3:  # a row that met a 401 is sent again, and is not finished
+            code = 4
         if self._signals and code == self.tally.exit_code == 4:  # interrupted, with rows whose end is unknown
             code = 130
         self._write_page(code)

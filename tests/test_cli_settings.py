@@ -226,7 +226,7 @@ def test_a_batch_of_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_rate_of_none_is_no_rate(tmp_path: Path, capfd: Said) -> None:
     """Nothing would ever be sent."""
     file = write_csv(tmp_path / "charges.csv", rows_of("rate", 1))
-    for rate in ("0", "1e9", "1_0", "nan"):
+    for rate in ("0", "0." + "0" * 200 + "1", "1e9", "1_0", "nan"):
         assert main(["charge", str(file), "--dry-run", "--rate", rate]) == 2
         assert "--rate" in capfd.readouterr().err
 

@@ -183,8 +183,8 @@ class Limits:
     """Requests at once."""
     max_pending: Count = 1000
     """Prompts on people's phones that are waited for at once."""
-    rate: Annotated[float | None, Number, Parameter(validator=Range(gt=0))] = None
-    """Sends a second, at most."""
+    rate: Annotated[float | None, Number, Parameter(validator=Range(gte=0.001))] = None
+    """Sends a second, at most; 0.001 or more."""
     wait: Annotated[float | None, Number] = None
     """Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."""
     retry: tuple[Literal["refused"], ...] = ()

@@ -89,6 +89,8 @@ def read_statement(path: Path, options: StatementOptions, profile: ServiceProfil
         unnamed = _take_unnamed(rows)
         if unnamed and not rows:  # there is nothing to total: the column of the ids is another one
             faults.append(RowError(unnamed[0], None, "names no payment"))
+        if faults and not rows:  # no amount is left that could show its mark
+            raise InvalidRequestError(terminal.listed(faults, _SHOWN))
         mark = _mark(file, options, [row.get("amount") for _, row in rows])
         signs = options.signs(profile)
         entries, others = list[Entry](), Counter[str]()

@@ -28,11 +28,16 @@ class Log:
         client_transaction_id = escape_text(client_transaction_id)
         if client_transaction_id:
             message, args = "%s: " + message, (client_transaction_id, *args)
-        extra = {"event": event, "client_transaction_id": client_transaction_id}
-        number = logging.getLevelNamesMapping()[level.upper()]
+        number, logger = logging.getLevelNamesMapping()[level.upper()], self._logger
+        if not logger.isEnabledFor(number):
+            return
         # `logging` lets through what a filter raises: a charge must not fail by it.
         with suppress(Exception):
-            self._logger.log(number, message, *args, extra=extra, stacklevel=2)
+            path, line, function, _ = logger.findCaller(stacklevel=2)
+            record = logger.makeRecord(logger.name, number, path, line, message, args, None, function)
+            # Not by `extra=`, which raises where the application's own records have these attributes by default.
+            vars(record).update(event=event, client_transaction_id=client_transaction_id)
+            logger.handle(record)
 
 
 # Those of many modules

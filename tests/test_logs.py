@@ -39,3 +39,21 @@ async def test_a_formatter_may_name_the_attributes(tmp_path: Path, monkeypatch: 
         )  # fmt: skip
     assert shown.getvalue().splitlines()[:2] == ["ledger_created .", "on_exchange_failed order-17."]
     assert "0984111222" not in shown.getvalue()
+
+
+async def test_records_come_where_a_factory_of_the_application_has_the_attributes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a program sets them that names them in the format of all its records."""
+    make = logging.getLogRecordFactory()
+
+    def with_defaults(*args: object, **options: object) -> logging.LogRecord:
+        record = make(*args, **options)
+        vars(record).update(event="", client_transaction_id="")
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", with_defaults)
+    async with Simulator() as service, payclient.open_tracker(service.url, "any"):
+        pass
+    (record,) = caplog.records
+    assert (vars(record)["event"], record.filename) == ("status_query_missing", "tracker.py")

@@ -287,6 +287,7 @@ async def test_a_shop_whose_forms_must_be_confirmed(tmp_path: Path) -> None:
                         await asyncio.sleep(0.01)
     assert_collected_once(service, 5)
     assert (service.counts.created, len(service.forms)) == (5, 6)
+    assert "'c': InvalidRequestError: " in shop.err, "its owner learns why customers are told to try again"
 
 
 async def test_the_guides_workers_go_on_where_a_database_was_away(

@@ -11,7 +11,7 @@ class Log:
     """One logger, by the name of what it is about."""
 
     def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
+        self._name = name
 
     def __call__(
         self,
@@ -28,7 +28,8 @@ class Log:
         client_transaction_id = escape_text(client_transaction_id)
         if client_transaction_id:
             message, args = "%s: " + message, (client_transaction_id, *args)
-        number, logger = logging.getLevelNamesMapping()[level.upper()], self._logger
+        # Not made at the import: `logging.config` silences the loggers that are there before it, unless told not to.
+        number, logger = logging.getLevelNamesMapping()[level.upper()], logging.getLogger(self._name)
         if not logger.isEnabledFor(number):
             return
         # `logging` lets through what a filter raises: a charge must not fail by it.

@@ -2,6 +2,8 @@
 
 import io
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,23 @@ async def test_records_come_where_a_factory_of_the_application_has_the_attribute
         pass
     (record,) = caplog.records
     assert (vars(record)["event"], record.filename) == ("status_query_missing", "tracker.py")
+
+
+#: Configures `logging` as Django does by a site's own LOGGING: after the imports, and without the key that spares what
+#: is there.
+CONFIGURED = """
+import asyncio, logging.config
+import payclient.web.routes, payclient.batch, payclient.telemetry
+logging.config.dictConfig({"version": 1})
+async def main():
+    async with payclient.open_tracker("http://127.0.0.1:1", "any"):
+        pass
+asyncio.run(main())
+"""
+
+
+def test_a_configuration_after_the_imports_silences_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", CONFIGURED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "the profile names no status query" in ended.stderr

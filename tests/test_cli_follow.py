@@ -180,6 +180,11 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
         process.stdout.close()
         assert process.wait(60) == 2
     assert "the outcomes cannot be written" in (tmp_path / "err").read_text()
+    with following(service, tmp_path, ledger, "--since", "1000") as process:  # no line is to be written
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 2
+    assert "the outcomes cannot be written" in (tmp_path / "err").read_text()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):

@@ -1,6 +1,7 @@
 """`payclient follow`: a process that follows what is open, and prints each outcome as a line of JSON."""
 
 import asyncio
+import errno
 import os
 import select
 import sys
@@ -22,6 +23,9 @@ from payclient.errors import ConfigurationError
 
 _STDOUT = 1
 
+#: Seconds from one look at whether somebody still reads stdout to the next.
+LOOK = 1.0
+
 
 async def follow(
     *,
@@ -41,12 +45,12 @@ async def follow(
     stopped = asyncio.Event()
     with handled(stopped.set, stopped.set):
         async with options.tracker() as tracker:
-            printing = asyncio.create_task(_print(tracker.outcomes(since)))
-            stopping = asyncio.create_task(stopped.wait())
-            await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
-            await cancel_all([printing, stopping])
-            if not printing.cancelled():
-                printing.result()
+            work = (_print(tracker.outcomes(since)), _watch_reader(), stopped.wait())
+            tasks = [asyncio.ensure_future(each) for each in work]
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await cancel_all(tasks)
+            for task in ended:
+                task.result()
     terminal.say(text("run.followed"))
     return 0
 
@@ -59,7 +63,23 @@ async def _print(outcomes: AsyncIterator[Outcome]) -> None:
                 await _writable()
                 line = line[os.write(_STDOUT, line[: terminal.AT_ONCE]) :]
         except OSError as error:
-            raise ConfigurationError(f"the outcomes cannot be written: {error.strerror}") from None
+            raise _unwritable(error.errno) from None
+
+
+def _unwritable(number: int | None) -> ConfigurationError:
+    return ConfigurationError(f"the outcomes cannot be written: {os.strerror(number or errno.EIO)}")
+
+
+async def _watch_reader() -> None:
+    """Raise once nobody reads stdout any more, which no write notices while no outcome comes."""
+    if sys.platform == "win32":
+        await asyncio.Event().wait()
+        return
+    poll = select.poll()
+    poll.register(_STDOUT, 0)
+    while not any(event & select.POLLERR for _, event in poll.poll(0)):  # noqa: ASYNC110 - by another process
+        await asyncio.sleep(LOOK)
+    raise _unwritable(errno.EPIPE)
 
 
 async def _writable() -> None:

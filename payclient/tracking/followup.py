@@ -352,7 +352,7 @@ class Policy:
         passed in this process: our clock may be ahead of the sender's.
         """
         if ask.record.evidence is Evidence.NO_QUERY:
-            # It can be queried by now. An answer from before its end, or from a list that lags, says nothing of later.
+            # It can be queried by now. An answer from before its end, or from a list that lags, proves nothing.
             return ask.is_answered and self._had_last_queries(ask)
         if not awaits_last_query(ask.record):
             return False

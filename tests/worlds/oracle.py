@@ -307,7 +307,7 @@ class Oracle:
                 self.violated(f"{name}: still sending at the end")
             # A request to give back is waited for by the wall clock, which may have been set back by hours.
             waits = record.state is State.REVERSING and self._world.settings.jump
-            if not (record.state.decided or waits) and self._tells(record):
+            if not (record.state.decided or waits) and self.tells(record):
                 self.violated(f"{name}: still {record.state} at the end, and the service would say")
 
     def _unlisted_at_the_end(self, post: Post) -> None:
@@ -323,7 +323,7 @@ class Oracle:
                     f"{post.client_id}: {each.number} is paid, and called {newest.state} at the end"
                 )
 
-    def _tells(self, record: Record) -> bool:
+    def tells(self, record: Record) -> bool:
         """Whether the service, asked now, would say how it ended."""
         world, settings = self._world, self._world.settings
         posts = self.posts_of(record.client_transaction_id)

@@ -38,6 +38,7 @@ from fake_service import (
 )
 from payclient.events import Evidence, ReversalPermitted
 from payclient.ledger import Ledger
+from payclient.ledger.memory import MemoryLedger
 from payclient.tracking.followup import StatusSource
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_confirming import BLIND, PROFILE, STATUS, back, passing, prepared, state_of, the_end
@@ -209,6 +210,27 @@ async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeServic
         await tracker.notify(hint(5001, "form-1"))
         await assert_paid(service, tracker)
         assert service.confirmed == {5001}
+
+
+async def test_a_closed_form_that_was_paid_as_its_shop_ended_is_queried_before_a_push(
+    service: FakeService,
+) -> None:
+    """Nobody was there to ask while it held its purchase: the answer to its confirmation was lost, hours ago."""
+    ledger = MemoryLedger()
+    async with prepared(service, ledger=ledger) as tracker:
+        await tracker.returned(back(0))
+        query = service.pay("form-1")
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 9
+        service.status_scripts = [reset] * 99
+        await passing(service, tracker.returned(query))
+    await service.clock.advance(20_000)
+    service.confirm_scripts, service.status_scripts = [reset], [reset]
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await error_of(payclient.NotSentError, tracker.sale(sale(), purchase="cart-1"))
+        await error_of(payclient.CustomerBusyError, tracker.sale(sale(), purchase="cart-1"))
+        await assert_paid(service, tracker)
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart-1"))
+    assert "order-17" not in service.posted
 
 
 @pytest.mark.parametrize("identifier", ["form-1", "order-17"])

@@ -78,11 +78,8 @@ class Refusals:
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
         if ended.state is not State.REFUSED:
-            # Nobody here has the links of an unknown form, and another ledger may have prepared the same id.
-            is_unknown_form = ended.kind == "form" and ended.state is State.UNKNOWN
-            is_doubted = is_unknown_form or ended.evidence is Evidence.NO_QUERY
-            can_be_found = self._poller.policy.can_query and self._poller.policy.follows(ended)
-            return await self._poller.query_unqueried(ended) if is_doubted and can_be_found else None
+            policy = self._poller.policy
+            return await self._find_unheard(ended) if policy.can_query and policy.follows(ended) else None
         # Any of several refused attempts may exist, whatever the newest one met.
         attempts = await self._attempts(ended) if ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
@@ -93,19 +90,30 @@ class Refusals:
             return None
         was_created = any("created_id" in change.facts for change in changes)
         try:
-            return await self._find_refused(ended, doubted, was_created=was_created)
+            return await self._find_doubted(ended, doubted, was_created=was_created)
         except PayError as error:
             raise named_error(error, ended.client_transaction_id) from error.__cause__
+
+    async def _find_unheard(self, ended: Record) -> Record | None:
+        """Do what `find_ended` does for an ask that was not refused, and ended with nobody there to query it."""
+        is_form, now = ended.kind == "form", self._poller.clock.time()
+        is_named = is_form and ended.state is State.CANCELLED and bool(ended.candidate_ids)
+        if is_named and now >= self._poller.policy.closed_until(ended):
+            # Closed, and paid all the same: while it held its purchase, perhaps no process lived.
+            return await self._find_doubted(ended, [ended], was_created=False)
+        # Nobody here has the links of an unknown form, and another ledger may have prepared the same id.
+        is_doubted = (is_form and ended.state is State.UNKNOWN) or ended.evidence is Evidence.NO_QUERY
+        return await self._poller.query_unqueried(ended) if is_doubted else None
 
     async def _attempts(self, record: Record) -> list[Record]:
         """Return every attempt of the id, the newest last."""
         found, _ = await self._poller.asks.ledger.find((record.client_transaction_id,))
         return found[record.client_transaction_id]
 
-    async def _find_refused(
+    async def _find_doubted(
         self, before: Record, doubted: Sequence[Record], *, was_created: bool
     ) -> Record | None:
-        """Do what `find_ended` does for a refused ask. `doubted` attempts may exist; if `was_created`, one does."""
+        """Do what `find_ended` does, where `doubted` attempts may exist; if `was_created`, one does."""
         report = await self._find_surely(before, doubted)
         if report is None:
             if not was_created or self._poller.policy.can_query_any:

@@ -233,6 +233,27 @@ async def test_a_closed_form_that_was_paid_as_its_shop_ended_is_queried_before_a
     assert "order-17" not in service.posted
 
 
+async def test_a_push_beside_a_closed_form_waits_for_no_query_of_it(service: FakeService) -> None:
+    """The form may be paid by another card as long as its links live, which whoever sends the push knows."""
+    async with prepared(service) as tracker:
+        await tracker.returned(back(0))
+        service.pay("form-1", 4999, transactionStatus="Canceled")
+        service.status_scripts, service.confirm_scripts = [reset] * 9, [reset] * 9
+        await tracker.notify(hint(4999, "form-1"))
+        pending = await tracker.sale(sale(), purchase="cart-1", beside_open_form=True)
+        assert pending.state is State.PENDING
+
+
+async def test_a_closed_form_that_nobody_paid_costs_the_next_ask_no_query(service: FakeService) -> None:
+    """Most closed forms are such."""
+    async with prepared(service) as tracker:
+        await tracker.returned(back(0))
+        await service.clock.advance(5000)
+        before = len(service.queries)
+        await tracker.sale(sale(), purchase="cart-1")
+        assert len(service.queries) == before
+
+
 @pytest.mark.parametrize("identifier", ["form-1", "order-17"])
 async def test_a_refused_form_that_was_named_is_queried_before_a_push(
     service: FakeService, identifier: str

@@ -212,6 +212,28 @@ async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeServic
         assert service.confirmed == {5001}
 
 
+async def pay_as_the_shop_ends(service: FakeService, tracker: payclient.Tracker, query: str) -> None:
+    """The browser comes back from the form, which is confirmed, but the answer to that is lost."""
+    service.confirm_scripts = [lambda: lost_confirmation(service)] * 9
+    service.status_scripts = [reset] * 99
+    await passing(service, tracker.returned(query))
+
+
+async def assert_queried_before_a_push(
+    service: FakeService, ledger: Ledger, profile: payclient.ServiceProfile = PROFILE
+) -> None:
+    """Hours later no push of the cart is sent before the form is known to be paid."""
+    await service.clock.advance(20_000)
+    service.confirm_scripts, service.status_scripts = [reset] * 2, [reset]
+    async with tracking(service, ledger, profile) as tracker:
+        for kind in (payclient.NotSentError, payclient.CustomerBusyError):
+            raised = await error_of(kind, tracker.sale(sale(), purchase="cart-1"))
+            assert raised.client_transaction_id == "form-1"
+        await assert_paid(service, tracker)
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart-1"))
+    assert "order-17" not in service.posted
+
+
 async def test_a_closed_form_that_was_paid_as_its_shop_ended_is_queried_before_a_push(
     service: FakeService,
 ) -> None:
@@ -219,18 +241,37 @@ async def test_a_closed_form_that_was_paid_as_its_shop_ended_is_queried_before_a
     ledger = MemoryLedger()
     async with prepared(service, ledger=ledger) as tracker:
         await tracker.returned(back(0))
+        await pay_as_the_shop_ends(service, tracker, service.pay("form-1"))
+    await assert_queried_before_a_push(service, ledger)
+
+
+async def test_an_exhausted_form_that_was_paid_as_its_shop_ended_is_queried_before_a_push(
+    service: FakeService,
+) -> None:
+    """Paid in the last minute, and listed once the last query had been made."""
+    ledger = MemoryLedger()
+    async with prepared(service, ledger=ledger) as tracker:
+        await service.clock.advance(1190)
+        service.instead = unlisted
         query = service.pay("form-1")
-        service.confirm_scripts = [lambda: lost_confirmation(service)] * 9
-        service.status_scripts = [reset] * 99
-        await passing(service, tracker.returned(query))
-    await service.clock.advance(20_000)
-    service.confirm_scripts, service.status_scripts = [reset], [reset]
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await error_of(payclient.NotSentError, tracker.sale(sale(), purchase="cart-1"))
-        await error_of(payclient.CustomerBusyError, tracker.sale(sale(), purchase="cart-1"))
-        await assert_paid(service, tracker)
-        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart-1"))
-    assert "order-17" not in service.posted
+        for _ in range(200):
+            await service.clock.advance(1)
+        assert (await record_in(ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        service.instead = lambda path: None
+        await pay_as_the_shop_ends(service, tracker, query)
+    await assert_queried_before_a_push(service, ledger)
+
+
+async def test_a_declined_form_that_was_paid_as_its_shop_ended_is_queried_by_what_was_named(
+    service: FakeService,
+) -> None:
+    """By another card. The service is asked by the numbers of transactions alone."""
+    ledger = MemoryLedger()
+    async with prepared(service, BLIND, ledger) as tracker:
+        await tracker.returned(service.pay("form-1", 4999, transactionStatus="Canceled"))
+        assert (await record_in(ledger, "form-1")).state is State.CANCELLED
+        await pay_as_the_shop_ends(service, tracker, service.pay("form-1"))
+    await assert_queried_before_a_push(service, ledger, BLIND)
 
 
 async def test_a_push_beside_a_closed_form_waits_for_no_query_of_it(service: FakeService) -> None:
@@ -248,6 +289,18 @@ async def test_a_closed_form_that_nobody_paid_costs_the_next_ask_no_query(servic
     """Most closed forms are such."""
     async with prepared(service) as tracker:
         await tracker.returned(back(0))
+        await service.clock.advance(5000)
+        before = len(service.queries)
+        await tracker.sale(sale(), purchase="cart-1")
+        assert len(service.queries) == before
+
+
+async def test_a_form_that_was_given_back_costs_the_next_ask_no_query(service: FakeService) -> None:
+    """What was named to it is known to be over."""
+    async with prepared(service) as tracker:
+        assert (await tracker.returned(service.pay("form-1"))).paid
+        service.sales[5001]["transactionStatus"] = "Canceled"
+        assert (await (await pending_of(tracker, "form-1")).check()).state is State.REVERSED
         await service.clock.advance(5000)
         before = len(service.queries)
         await tracker.sale(sale(), purchase="cart-1")

@@ -77,9 +77,15 @@ class Refusals:
         Returns its record where it is paid, or open; None where another one may be sent. Raises `CustomerBusyError`
         while a refused attempt is open, and `NotSentError` if nobody can tell.
         """
-        if ended.state is not State.REFUSED:
-            policy = self._poller.policy
-            return await self._find_unheard(ended) if policy.can_query and policy.follows(ended) else None
+        try:
+            if ended.state is State.REFUSED:
+                return await self._find_refused(ended)
+            return await self._find_unheard(ended)
+        except PayError as error:
+            raise named_error(error, ended.client_transaction_id) from error.__cause__
+
+    async def _find_refused(self, ended: Record) -> Record | None:
+        """Do what `find_ended` does for a refused ask."""
         # Any of several refused attempts may exist, whatever the newest one met.
         attempts = await self._attempts(ended) if ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
@@ -89,21 +95,20 @@ class Refusals:
         if not doubted:
             return None
         was_created = any("created_id" in change.facts for change in changes)
-        try:
-            return await self._find_doubted(ended, doubted, was_created=was_created)
-        except PayError as error:
-            raise named_error(error, ended.client_transaction_id) from error.__cause__
+        return await self._find_doubted(ended, doubted, was_created=was_created)
 
     async def _find_unheard(self, ended: Record) -> Record | None:
         """Do what `find_ended` does for an ask that was not refused, and ended with nobody there to query it."""
-        is_form, now = ended.kind == "form", self._poller.clock.time()
-        is_named = is_form and ended.state is State.CANCELLED and bool(ended.candidate_ids)
-        if is_named and now >= self._poller.policy.closed_until(ended):
-            # Closed, and paid all the same: while it held its purchase, perhaps no process lived.
+        policy, is_form = self._poller.policy, ended.kind == "form"
+        is_named = is_form and ended.state is not State.REVERSED and bool(ended.candidate_ids)
+        is_free = self._poller.clock.time() >= policy.closed_until(ended)
+        if is_named and is_free and _ids_to_query([ended], policy):
+            # Closed or expired, and paid all the same: while it held its purchase, perhaps no process lived.
             return await self._find_doubted(ended, [ended], was_created=False)
         # Nobody here has the links of an unknown form, and another ledger may have prepared the same id.
         is_doubted = (is_form and ended.state is State.UNKNOWN) or ended.evidence is Evidence.NO_QUERY
-        return await self._poller.query_unqueried(ended) if is_doubted else None
+        can_find = policy.can_query and policy.follows(ended)
+        return await self._poller.query_unqueried(ended) if is_doubted and can_find else None
 
     async def _attempts(self, record: Record) -> list[Record]:
         """Return every attempt of the id, the newest last."""

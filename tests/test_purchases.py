@@ -367,6 +367,29 @@ async def test_an_expired_push_ends_without_a_status_source_too(service: FakeSer
         await tracker.sale(sale("second"), purchase="cart")
 
 
+@pytest.mark.parametrize("after", [0.5, 5.0])
+@pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
+async def test_an_exhausted_push_that_is_notified_is_queried_before_another(
+    service: FakeService, state: str, after: float
+) -> None:
+    """What the customer answered was listed after the last query, and the next one has no answer."""
+    async with selling(service, purchase="cart") as (tracker, pending):
+        assert (await outcome_of(service, pending)).evidence is Evidence.LAST_QUERY
+        await service.clock.advance(after)
+        service.decide(state)
+        service.status_scripts = [reset] * 99
+        await tracker.notify(hint(1000))
+        await held_by(tracker, "cart")
+        await service.clock.advance(5)
+        await held_by(tracker, "cart")
+        await service.clock.advance(5)
+        service.status_scripts.clear()
+        if state == "Aceptado":
+            await collected_by(tracker, "cart")
+        else:
+            await tracker.sale(sale("second"), purchase="cart")
+
+
 async def test_an_expired_push_that_nobody_could_query_is_queried_before_another(
     service: FakeService,
 ) -> None:

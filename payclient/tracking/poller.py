@@ -31,6 +31,7 @@ from payclient.tracking.followup import (
     Scheduled,
     StatusSource,
     awaits_last_query,
+    customer_acted,
 )
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import PendingSale, newest_of
@@ -415,11 +416,17 @@ class Poller:
             self.start_work(self._query_soon(ask))
 
     async def query_unqueried(self, record: Record) -> Record | None:
-        """Query an ask that ended while nobody could query it. Return its record; None: another one may be sent."""
+        """Query an ask that ended while nobody could query it, or before its customer acted.
+
+        Return its record; None: another one may be sent.
+        """
         if (ask := self.asks.follow(record)) is None:
             return None
+        since = self.clock.monotonic()
         await self._query_soon(ask)
-        if ask.record.evidence is Evidence.LAST_QUERY or ask.record.state in (State.CANCELLED, State.UNKNOWN):
+        is_heard = not customer_acted(ask.record) or (ask.is_answered and ask.queried_at >= since)
+        is_exhausted = ask.record.evidence is Evidence.LAST_QUERY and is_heard
+        if is_exhausted or ask.record.state in (State.CANCELLED, State.UNKNOWN):
             return None
         return ask.record
 

@@ -24,7 +24,7 @@ from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.tracking.evidence import find_mismatch, may_be_spelt, verdict
-from payclient.tracking.followup import Policy, TransactionRef
+from payclient.tracking.followup import Policy, TransactionRef, customer_acted
 from payclient.tracking.recovery import by_attempt, names_existing
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class Refusals:
         return await self._find_doubted(ended, doubted, was_created=was_created)
 
     async def _find_unheard(self, ended: Record) -> Record | None:
-        """Do what `find_ended` does for an ask that was not refused, and ended with nobody there to query it."""
+        """Do what `find_ended` does for an ask that was not refused, and ended unheard: nobody could query it, or its
+        customer's answer came too late.
+        """
         policy, is_form = self._poller.policy, ended.kind == "form"
         is_named = is_form and ended.state is not State.REVERSED and bool(ended.candidate_ids)
         is_free = self._poller.clock.time() >= policy.closed_until(ended)
@@ -106,7 +108,10 @@ class Refusals:
             # Closed or expired, and paid all the same: while it held its purchase, perhaps no process lived.
             return await self._find_doubted(ended, [ended], was_created=False)
         # Nobody here has the links of an unknown form, and another ledger may have prepared the same id.
-        is_doubted = (is_form and ended.state is State.UNKNOWN) or ended.evidence is Evidence.NO_QUERY
+        is_unknown_form = is_form and ended.state is State.UNKNOWN
+        # It may have been notified after its last query.
+        is_late_push = not is_form and ended.state is State.EXPIRED and customer_acted(ended)
+        is_doubted = is_unknown_form or is_late_push or ended.evidence is Evidence.NO_QUERY
         can_find = policy.can_query and policy.follows(ended)
         return await self._poller.query_unqueried(ended) if is_doubted and can_find else None
 

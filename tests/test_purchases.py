@@ -117,6 +117,21 @@ async def test_a_second_click_on_a_refused_sale_may_name_the_purchase_that_the_f
         assert [ask.client_transaction_id for ask in (await tracker.purchase("cart")).asks] == ["order-17"]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_second_click_for_another_purchase_is_not_told_that_it_is_paid(
+    service: FakeService, refused: bool
+) -> None:
+    """That of the first click is: it names none, and is of the purchase of its id, or of the refused attempt's."""
+    async with tracking(service) as tracker:
+        if refused:
+            service.scripts = [refuses(22)]
+            await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        await paid(service, tracker, "first", "cart" if refused else "order-17")
+        clicks = (tracker.sale(sale(), purchase=each) for each in (None, "another cart"))
+        types = [type(each) for each in await asyncio.gather(*clicks, return_exceptions=True)]
+        assert types == [payclient.AlreadyPaidError, payclient.DifferentRequestError]
+
+
 async def test_a_purchase_of_the_same_name_is_the_one_without_a_name(service: FakeService) -> None:
     """Also while the sale is being sent."""
     async with tracking(service) as tracker:

@@ -107,6 +107,12 @@ class Attempt:
         """`sale` or `form`."""
         return "sale" if isinstance(self.request, SaleRequest) else "form"
 
+    @property
+    def purchase_key(self) -> str:
+        """The purchase that it is of, as soon as the earlier attempt of its id was read."""
+        default = self.request.client_transaction_id if self.before is None else self.before.purchase
+        return self.purchase or default
+
     def check_same(self, digest: bytes, purchase: str) -> None:
         """Raise `DifferentRequestError` unless the request that was sent under this id is the same sale."""
         identifier = self.request.client_transaction_id
@@ -196,6 +202,8 @@ class Attempts:
         try:
             record = await outlive(task)
         except PayError as error:
+            if sender is not attempt:  # the error may say of the sender's purchase that it is paid
+                attempt.check_same(sender.digest, sender.purchase_key)
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):
@@ -263,8 +271,8 @@ class Attempts:
         the earlier attempt of the same id.
         """
         before, identifier = attempt.before, attempt.request.client_transaction_id
-        if before is not None and attempt.purchase is None and before.purchase != identifier:
-            asks = await self._ledger.asks(before.purchase)
+        if attempt.purchase_key != (attempt.purchase or identifier):
+            asks = await self._ledger.asks(attempt.purchase_key)
         if before is None and not asks:
             return
         if holder := find_holder(self._poller, asks, beside_open_form=attempt.beside_open_form):
@@ -299,9 +307,8 @@ class Attempts:
     def _record(self, attempt: Attempt) -> Record:
         """Return the record that the permit inserts."""
         wall, before, request = self._clock.time(), attempt.before, attempt.request
-        identifier = attempt.request.client_transaction_id
         return Record(
-            client_transaction_id=identifier,
+            client_transaction_id=request.client_transaction_id,
             attempt=1 if before is None else before.attempt + 1,
             kind=attempt.kind,
             digest=attempt.digest,
@@ -310,7 +317,7 @@ class Attempts:
             amount=request.amount,
             currency=request.currency,
             created_at=wall,
-            purchase=attempt.purchase or (identifier if before is None else before.purchase),
+            purchase=attempt.purchase_key,
             links_dead_at=None if attempt.kind == "sale" else wall + self._poller.policy.links_life,
             beside_open_form=attempt.beside_open_form,
         )

@@ -106,7 +106,7 @@ class State(enum.StrEnum):
     PENDING = "pending"
     #: The window has passed by our clock, and no answer was found. Presumed `Cancelado`.
     EXPIRED = "expired"
-    #: Paid, on the word of the service or of a named operator. Final, unless a query finds it given back.
+    #: Paid, on the word of the service or of a named operator. Final, unless it is given back.
     ACCEPTED = "accepted"
     #: Not paid: declined, closed, withdrawn, or not approved in time.
     CANCELLED = "cancelled"

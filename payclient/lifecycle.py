@@ -33,7 +33,8 @@ than the total time-out and a grace. Such an attempt becomes UNKNOWN. Whatever e
 - PENDING: the customer. Queries look for the answer; a notification only makes one query come sooner.
 - EXPIRED: the service's last word. The window passed by our clock, which presumes that nobody paid and proves nothing.
 - ACCEPTED, CANCELLED, REFUSED: nothing. These are decided, by the service's word, by proof, or by a named operator. A
-  later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm.
+  later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm. Where one of the two may
+  exist all the same, and no query can tell, an operator's word frees its purchase.
 
 `paid` is True or False of a decided attempt and None of all others: a clock, an unsigned notification or a guess never
 decides.
@@ -240,6 +241,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             **_HINTS,
             **dict.fromkeys(_VERDICTS),  # once more
             FoundAccepted: State.ACCEPTED,  # a correction
+            DecidedCancelled: State.CANCELLED,  # ends the doubt about a form to which a payment was named
         },
         State.ACCEPTED: {
             **_HINTS,
@@ -260,8 +262,11 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             DecidedCancelled: State.REVERSED,
         },
         State.REVERSED: {**_HINTS, FoundCancelled: None},
-        # A correction: the refusal was not the answer to our POST.
-        State.REFUSED: {**_HINTS, FoundAccepted: State.ACCEPTED},
+        State.REFUSED: {
+            **_HINTS,
+            FoundAccepted: State.ACCEPTED,  # a correction: the refusal was not the answer to our POST
+            DecidedRefused: State.REFUSED,  # ends the doubt whether it exists all the same
+        },
     }
 )
 
@@ -348,6 +353,9 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
                 return "the request to give it back may be on its way"
         case FoundCancelled() if record.state in PAID and seen.state not in PAID:
             return "the report may be older than the payment"
+        case DecidedCancelled() if record.state is State.CANCELLED:
+            if record.links_dead_at is not None and event.at < record.links_dead_at:
+                return "its links may still be paid"
         case ReversalNotSent() | ReversalRefused() if seen.expires_at != record.expires_at:
             return "this was the end of an earlier request to give it back"
         case Reversed() if seen.transaction_id not in (None, record.transaction_id):

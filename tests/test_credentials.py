@@ -40,11 +40,12 @@ from fake_service import (
     tracking,
     when,
 )
-from payclient.events import Evidence
+from payclient.events import Evidence, FoundCancelled
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_ledger import ledger as ledger  # the fixture
 from test_ledger import url_of
 
 State = payclient.State
@@ -516,6 +517,49 @@ async def test_a_notified_refusal_that_no_query_can_find_is_not_called_another_a
             payclient.NotSentError, tracker.sale(sale()), match="notified, and no query can find it"
         )
     assert "another token" not in caplog.text
+
+
+async def test_a_person_ends_the_doubt_about_what_was_refused(ledger: Ledger) -> None:
+    """Nobody can query it, and a notification may be forged: a person's word frees the purchase, until the next one."""
+    service = FakeService()
+    async with refused(service, refuses(800), ledger=ledger, profile=payclient.DOCUMENT) as tracker:
+        for number in (7, 8):
+            await tracker.notify(hint(number))
+            await error_of(payclient.NotSentError, tracker.sale(sale()), match="no query can find it")
+            words = {"actor": "Ana", "reason": "not in the portal"}
+            assert (await tracker.resolve("order-17", as_="refused", **words)).paid is False
+            if number == 7:
+                service.scripts = [refuses(801)]
+                await error_of(payclient.RefusedError, tracker.sale(sale()), match="801|general")
+        await tracker.notify(hint(8))  # the same once more
+        assert (await tracker.sale(sale())).attempt == 3
+        assert (await tracker.purchase("order-17")).paid is None
+
+
+async def test_a_person_ends_the_doubt_about_another_accounts_closed_form(
+    service: Accounts, ledger: Ledger
+) -> None:
+    """A payment was named to it, and the token that prepared it is gone: no query under the new one can tell."""
+    service.book, words = ledger, {"actor": "Ana", "reason": "not in the old portal"}
+    async with under(service, "token-1") as tracker:
+        await tracker.prepare(form(), purchase="cart")
+    record = await record_in(ledger, "form-1")
+    await ledger.apply(record, FoundCancelled(at=service.clock.time()))
+    async with under(service, "token-2") as tracker:
+        await tracker.notify(hint(5001, "form-1"))
+        await held_by(tracker, "cart")
+        await error_of(
+            payclient.TransitionError,
+            tracker.resolve("form-1", as_="cancelled", **words),
+            "may still be paid",
+        )
+        await service.clock.advance(10_000)
+        await error_of(payclient.NotSentError, tracker.sale(sale(), purchase="cart"), "other credentials")
+        await tracker.resolve("form-1", as_="cancelled", **words)
+        await error_of(
+            payclient.TransitionError, tracker.resolve("form-1", as_="cancelled", **words), "is cancelled"
+        )
+        assert (await tracker.sale(sale(), purchase="cart")).state is State.PENDING
 
 
 async def test_each_refused_attempt_is_believed_under_its_own_token_only(service: Accounts) -> None:

@@ -16,10 +16,11 @@ import attrs
 import pytest
 
 from fake_service import error_of, record_in
-from payclient.errors import LedgerUnavailableError
+from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import (
     Abandoned,
     DecidedCancelled,
+    DecidedRefused,
     Event,
     Exhausted,
     Expired,
@@ -134,6 +135,14 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
         False,
         True,
     ),
+    "a person ended the doubt": (
+        (
+            *(PREPARED, Abandoned(at=NOW + 50), Notified(at=NOW + 60, transaction_id=7)),
+            DecidedCancelled(at=DEAD, actor="Ana", reason="seen in the portal"),
+        ),
+        True,
+        True,
+    ),
     "closed by its customer": ((PREPARED, Abandoned(at=NOW + 50)), False, True),
     "cancelled": ((PREPARED, FoundCancelled(at=NOW + 50)), True, True),
     "refused": (PATHS[State.REFUSED], True, True),
@@ -153,6 +162,27 @@ async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
         if not free:
             late = attrs.evolve(push, created_at=DEAD, beside_open_form=False)
             assert await granted(ledger, late) is later, case
+
+
+async def test_a_persons_word_about_what_ended(ledger: Ledger) -> None:
+    """It is kept as evidence. No word frees a closed form's purchase while its links may be paid."""
+    word = {"actor": "Ana", "reason": "seen in the portal"}
+    closed = await permitted(
+        ledger, form("closed"), PREPARED, Abandoned(at=NOW + 50), Notified(at=NOW + 60, transaction_id=7)
+    )
+    early = DecidedCancelled(at=DEAD - 1, **word)
+    await error_of(TransitionError, ledger.apply(closed, early), "links may still be paid")
+    assert await record_in(ledger, "closed") == closed
+    settled = await ledger.apply(closed, DecidedCancelled(at=DEAD, **word))
+    assert (settled.state, settled.evidence, settled.candidate_ids) == ("cancelled", "operator", ())
+    refused = await permitted(
+        ledger, sale("refused", DEAD), PATHS[State.REFUSED][0], Notified(at=DEAD + 1, transaction_id=8)
+    )
+    again = await ledger.apply(refused, DecidedRefused(at=DEAD + 2, **word))
+    assert (again.state, again.evidence, again.decided_at) == ("refused", "operator", DEAD + 2)
+    for each in ("closed", "refused"):
+        assert (await ledger.history(each))[-1].facts == word
+    assert [each async for each in ledger.unfinished()] == []
 
 
 async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:

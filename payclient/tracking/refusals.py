@@ -18,7 +18,7 @@ from payclient.errors import (
     RefusedError,
     named_error,
 )
-from payclient.events import Evidence, Lost
+from payclient.events import DecidedRefused, Evidence, Lost
 from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import tracker_log as log
@@ -95,7 +95,12 @@ class Refusals:
         if not doubted:
             return None
         was_created = any("created_id" in change.facts for change in changes)
-        return await self._find_doubted(ended, doubted, was_created=was_created)
+        try:
+            return await self._find_doubted(ended, doubted, was_created=was_created)
+        except NotSentError:
+            if history[doubted[-1].attempt][0].event == DecidedRefused.__name__:
+                return None  # nobody can tell, and nothing was named to it since a person said that it does not exist
+            raise
 
     async def _find_unheard(self, ended: Record) -> Record | None:
         """Do what `find_ended` does for an ask that was not refused, and ended unheard: nobody could query it, or its

@@ -46,7 +46,8 @@ DECISIONS: Mapping[str, type[Decision]] = MappingProxyType(
 def objection(record: Record, as_: str) -> str | None:
     """Return why a person may not decide the record so; None: a person may."""
     kind = DECISIONS[as_]
-    if kind in TRANSITIONS[record.state]:
+    is_settled = record.state is State.CANCELLED and not record.candidate_ids
+    if kind in TRANSITIONS[record.state] and not is_settled:
         return None
     allowed = " or ".join(
         state for state, table in TRANSITIONS.items() if kind in table and not state.decided
@@ -321,6 +322,8 @@ class Tracker:
         `accepted` stands until the service says that it was cancelled, and `cancelled` until it says that it was
         accepted; of a reversal without an answer `cancelled` is final, and means that the money went back. `refused`
         **allows this id to be charged again**: if the attempt does exist at the service, the customer pays twice.
+        What is REFUSED may be called `refused` once more, and what is CANCELLED `cancelled` once its links are dead:
+        where `NotSentError` says that it may exist all the same, this frees its purchase, until it is notified again.
         `actor` and `reason` are kept in the history, and must not be empty.
 
         Raises `TransitionError` where the state does not allow it, and `UsageError` for an id that the ledger does not

@@ -122,11 +122,10 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Rows:
         """Return the rows of a named statement."""
 
-    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
-        """Wipe the deleted links from the disk, and return whether all are. `were_deleted`: some were, just now."""
-
-    async def check_writable(self) -> None:
-        """Write what changes nothing; raise where the database takes no write."""
+    async def end_deletion(self, *, were_deleted: bool) -> bool:
+        """Wipe the deleted links from the disk, and return whether all are. Unless some `were_deleted` just now, write
+        what changes nothing; raise where the database takes no write.
+        """
 
 
 async def read(database: Database, operations: Sequence[Operation]) -> None:

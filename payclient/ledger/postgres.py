@@ -113,11 +113,10 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWERING))
 
-    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
+    async def end_deletion(self, *, were_deleted: bool) -> bool:
+        if not were_deleted:
+            await self.fetch("probe", ())
         return True  # as far as can be said: the server overwrites what was deleted in its own time
-
-    async def check_writable(self) -> None:
-        await self.fetch("probe", ())
 
 
 class PostgresWriter(Writer):

@@ -114,13 +114,12 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: Row) -> Rows:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
-    async def check_writable(self) -> None:
-        self.check_in_place()
-        # Writes what is there already: a full disk shows.
-        self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-    async def wipe_deleted(self, *, were_deleted: bool) -> bool:
+    async def end_deletion(self, *, were_deleted: bool) -> bool:
         self._is_wiped = self._is_wiped and not were_deleted
+        if not were_deleted:
+            self.check_in_place()
+            # Writes what is there already: a full disk shows.
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         if not self._is_wiped:
             # Empty the write-ahead log; another time, while a reader needs it: waiting would hold up all permits.
             self._connection.execute("PRAGMA busy_timeout = 0")

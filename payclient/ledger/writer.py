@@ -148,9 +148,7 @@ class StoredLedger(Ledger):
 
     async def drop_links(self, now: float) -> float | None:
         were_deleted = bool(await self.fetch("drop_links", now))
-        if not were_deleted:
-            await self.work(methodcaller("check_writable"))
-        is_wiped = await self.work(methodcaller("wipe_deleted", were_deleted=were_deleted))
+        is_wiped = await self.work(methodcaller("end_deletion", were_deleted=were_deleted))
         until: float | None = (await self.fetch("links_until"))[0][0]
         return until if is_wiped else min(until or math.inf, now + WIPE_AGAIN)
 

@@ -334,10 +334,27 @@ def test_a_paid_row_whose_purchase_changed_in_the_file_holds_up_the_others(
     kept = {"purchase": "changed-0"}
     assert charge(willing, [first | kept, second | kept, third | {"purchase": "order-8"}]).code == 3
     assert charge(willing, [row | {"purchase": "order-7"} for row in lost]).code == 3
-    ran = charge(willing, lost)
-    assert ran.code == 2
-    assert "for other purchases than the file gives them (changed-3: order-7)" in ran.err
+    for other in (lost, [row | {"purchase": f"line-{number}"} for number, row in enumerate(lost)]):
+        ran = charge(willing, other)
+        assert ran.code == 2
+        assert (
+            "1 rows were charged for other purchases than the file gives them (changed-3: order-7)" in ran.err
+        )
     assert sorted(willing.truth("changed-")) == ["changed-0", "changed-2", "changed-3"]
+
+
+def test_rows_whose_purchases_changed_are_counted_in_the_plan_and_shown_where_nothing_is_sent(
+    willing: Service, charge: Charge
+) -> None:
+    rows = rows_of("finished", 4)
+    assert willing.simulator is not None
+    willing.simulator.fail_next(Fault("refuse", error_code=22, client_transaction_id="finished-2"))
+    assert charge(willing, [row | {"purchase": f"order-{n}"} for n, row in enumerate(rows[:3])]).code == 3
+    dry = charge(willing, rows, "--dry-run")
+    assert dry.code == 2
+    assert "2 rows were charged for other purchases than the file gives them" in dry.err
+    assert "4 good" in dry.out
+    assert charge(willing, rows[:3]).code == 3
 
 
 def test_a_purchase_that_is_written_as_a_number_is_refused(willing: Service, charge: Charge) -> None:
@@ -350,6 +367,18 @@ def test_a_purchase_that_is_written_as_a_number_is_refused(willing: Service, cha
     assert "1 ids are in the ledger with other zeros or marks (17001: 0017001)" in ran.err
     assert charge(willing, [again | {"purchase": "0017001"}]).code == 3
     assert willing.truth("bought-") == {}
+
+
+def test_a_purchase_that_another_file_writes_as_another_number_is_refused(
+    willing: Service, charge: Charge
+) -> None:
+    """The file of the bad rows, as a spreadsheet saved it: the order was collected by a good row."""
+    good, bad = rows_of("order-of", 2)
+    assert charge(willing, [good | {"purchase": "0017002"}]).code == 0
+    ran = charge(willing, [bad | {"purchase": "17002"}])
+    assert ran.code == 2
+    assert "1 ids are in the ledger with other zeros or marks (17002: 0017002)" in ran.err
+    assert sorted(willing.truth("order-of-")) == ["order-of-0"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class Known:
     moved: list[str] = attrs.field(factory=list)
     #: Rows that the ledger lacks, whose customer and amount it has under an id of the earlier report, and of no row.
     renamed: list[str] = attrs.field(factory=list)
+    #: Rows that the ledger has, paid or open, each with the purchase it was charged for: the file gives another.
+    repurposed: list[str] = attrs.field(factory=list)
     #: There is no ledger yet.
     new: bool = False
 
@@ -109,12 +111,9 @@ async def _look_up(
     changed: dict[str, Charged] = {}
     #: The charges that the ledger has instead, each with its id.
     displaced: dict[Charged, str] = {}
-    #: Those of `_repurposed`.
-    repurposed: dict[str | None, str] = {}
     for begin in range(0, len(rows), CHUNK):
         chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
         found = await book.get_many([*chunk])
-        repurposed |= _repurposed(chunk, found)
         purchases = {key: row.purchase or key for key, row in chunk.items() if key not in found}
         # All at once, which the ledger reads by one query.
         asks = dict(zip(purchases, await asyncio.gather(*map(book.asks, purchases.values())), strict=True))
@@ -135,36 +134,11 @@ async def _look_up(
                 changed[key] = charge
                 if record.state is not State.REFUSED:
                     displaced[before] = key
-        unknown = [*purchases, *(purchases[key] for key, own in asks.items() if not own)]
-        known.respelled += await _other_spellings(book, unknown)
+        known.repurposed += _repurposed(chunk, found)
+        known.respelled += await _other_spellings(book, chunk, asks)
     known.moved = [f"{key}: {displaced[charge]}" for key, charge in changed.items() if charge in displaced]
     known.renamed = await _renamed(book, changed, known.labels, earlier)
-    _check_purchases(rows, known.labels, repurposed)
     return known
-
-
-def _repurposed(rows: Mapping[str, ChargeRow], found: Mapping[str, Record]) -> dict[str | None, str]:
-    """Return the purchases that the file gives, or does not, to rows that the ledger has, paid or open, for others."""
-    return {
-        row.purchase: f"{key}: {record.purchase}"
-        for key, row in rows.items()
-        if (record := found.get(key)) is not None
-        if record.purchase != (row.purchase or key) and record.state.paid is not False
-    }
-
-
-def _check_purchases(
-    rows: Iterable[ChargeRow], labels: Mapping[str, str], repurposed: Mapping[str | None, str]
-) -> None:
-    """Raise `ConfigurationError` for rows to be sent for such a purchase, which the ledger calls free."""
-    unsent = [row for row in rows if labels.get(row.request.client_transaction_id) in (None, State.REFUSED)]
-    free = {row.purchase for row in unsent} | {row.request.client_transaction_id for row in unsent}
-    if others := [each for purchase, each in repurposed.items() if purchase in free]:
-        raise ConfigurationError(
-            f"{len(others):,} rows were charged for other purchases than the file gives them "
-            f"({terminal.listed(others, SHOWN)}), and other rows would be sent like them: was the column purchase "
-            "changed? Give each row the purchase that it was charged for; nothing was sent"
-        )
 
 
 async def _renamed(
@@ -181,20 +155,44 @@ async def _renamed(
     return [key for key in new if changed[key] in recent]
 
 
-async def _other_spellings(book: Ledger, keys: Iterable[str]) -> list[str]:
-    """Return "KEY: ID" of each key that the ledger has under an id of another spelling, as of the same number."""
-    other: dict[str, str] = {}
-    for key in keys:
-        if key[0] == "'":  # as `defuse` writes it
-            other[key[1:]] = key
-        if number := _NUMBER.fullmatch(key):
-            bare = re.sub("[.,]", "", number[1]).lstrip("0")
-            spellings = {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
-            spellings |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS} | {f"+{bare}"}
-            grouped = f"{int(bare or 0):,}"
-            other |= dict.fromkeys((spellings | {grouped, grouped.replace(",", ".")}) - {key}, key)
-    found = (await book.get_many([*other])).items()
-    return [f"{other[each]}: {each}" for each, record in found if record.state is not State.REFUSED]
+def _repurposed(rows: Mapping[str, ChargeRow], found: Mapping[str, Record]) -> list[str]:
+    """Return "KEY: PURCHASE" of each row that is paid or open for another purchase than the file gives it."""
+    return [
+        f"{key}: {record.purchase}"
+        for key, record in found.items()
+        if record.purchase != (rows[key].purchase or key) and record.state.paid is not False
+    ]
+
+
+async def _other_spellings(
+    book: Ledger, rows: Mapping[str, ChargeRow], asks: Mapping[str, Sequence[Record]]
+) -> list[str]:
+    """Return "KEY: ID" of each key or purchase that the ledger has in another spelling, as of the same number.
+
+    `asks` are those of each row that the ledger lacks.
+    """
+    ids = {each: key for key in asks for each in _spellings(key)}
+    found = (await book.get_many([*ids])).items()
+    respelled = {each: ids[each] for each, record in found if record.state is not State.REFUSED}
+    free = (rows[key].purchase for key, own in asks.items() if not own)
+    purchases = {each: purchase for purchase in free if purchase for each in _spellings(purchase)}
+    for records in await asyncio.gather(*map(book.asks, purchases)):
+        respelled |= {
+            each.purchase: purchases[each.purchase] for each in records if each.state is not State.REFUSED
+        }
+    return [f"{key}: {each}" for each, key in respelled.items()]
+
+
+def _spellings(key: str) -> set[str]:
+    """Return other ids that a spreadsheet or a program may have written so."""
+    other = {key[1:]} if key[0] == "'" else set()  # as `defuse` writes it
+    if number := _NUMBER.fullmatch(key):
+        bare = re.sub("[.,]", "", number[1]).lstrip("0")
+        other |= {bare.zfill(count) for count in range(len(bare) or 1, _DIGITS + 1)}
+        other |= {f"{bare or 0}{decimals}" for decimals in _DECIMALS} | {f"+{bare}"}
+        grouped = f"{int(bare or 0):,}"
+        other |= {grouped, grouped.replace(",", ".")}
+    return other - {key, ""}
 
 
 @attrs.frozen(kw_only=True)
@@ -253,17 +251,28 @@ class Plan:
             )
         name = self.report.path.name if self.report else ""
         keys = [each.client_transaction_id for each in requests if self.options.ledger]
-        if known.respelled:
-            raise ConfigurationError(
-                f"{len(known.respelled):,} ids are in the ledger with other zeros or marks "
-                f"({terminal.listed(known.respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
-                "charged; nothing was sent"
-            )
+        self._check_known()
         if lost := [key for key in keys if self.earlier.get(defuse(key)) and key not in known.labels]:
             raise ConfigurationError(
                 f"--report {name} calls {len(lost):,} rows paid or open that the ledger does not know "
                 f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
+            )
+        if renamed := self.renamed:
+            raise ConfigurationError(
+                f"--report {name} calls {len(renamed):,} rows paid or open that are in the file under "
+                f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines or of the same customers: give the "
+                "--key or the file that charged them, or another --report where it is another charge; nothing was sent"
+            )
+
+    def _check_known(self) -> None:
+        """Raise `ConfigurationError` where the ledger's word forbids it."""
+        known = self.known
+        if known.respelled:
+            raise ConfigurationError(
+                f"{len(known.respelled):,} ids are in the ledger with other zeros or marks "
+                f"({terminal.listed(known.respelled, SHOWN)}): did a spreadsheet change them? Write them as they were "
+                "charged; nothing was sent"
             )
         if self.to_send and known.moved:
             raise ConfigurationError(
@@ -271,11 +280,11 @@ class Plan:
                 f"({terminal.listed(known.moved, SHOWN)}), with the same customers and amounts: was a line inserted or "
                 "deleted? Give each row the id that it was charged by; nothing was sent"
             )
-        if renamed := self.renamed:
+        if self.to_send and known.repurposed:
             raise ConfigurationError(
-                f"--report {name} calls {len(renamed):,} rows paid or open that are in the file under "
-                f"other ids ({terminal.listed(renamed, SHOWN)}), on the same lines or of the same customers: give the "
-                "--key or the file that charged them, or another --report where it is another charge; nothing was sent"
+                f"{len(known.repurposed):,} rows were charged for other purchases than the file gives them "
+                f"({terminal.listed(known.repurposed, SHOWN)}), and other rows would be sent: was the column purchase "
+                "changed? Give each row the purchase that it was charged for; nothing was sent"
             )
 
     def picture(self) -> RenderableType:

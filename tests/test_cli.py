@@ -422,6 +422,15 @@ def test_a_run_that_stopped_sending_with_all_paid_ends_with_0(willing: Service, 
     assert ran.code == 0
 
 
+def test_a_run_that_stopped_sending_with_all_decided_is_finished(unwilling: Service, charge: Charge) -> None:
+    for _ in range(5):
+        unwilling.control("fail_next", fault={"kind": "reset", "when": "after"})
+    ran = charge(unwilling, rows_of("five-declined", 5))
+    assert "sends nothing more: 5 unknown outcomes in a row" in ran.err
+    assert {line["state"] for line in ran.report.values()} == {"cancelled"}
+    assert ran.code == 3
+
+
 def test_a_run_whose_last_row_met_a_401_is_not_finished(willing: Service, charge: Charge) -> None:
     """The row is refused, and the same command sends it again."""
     fault = {"kind": "refuse", "status": 401, "error_code": 1}

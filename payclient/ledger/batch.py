@@ -160,29 +160,19 @@ async def _get(database: Database, gets: list[Get]) -> None:
         each.answer = known, of_purchase.get(each.purchase or "", [])
 
 
-async def write(database: Database, writes: Sequence[Write], paid: list[Write]) -> None:
-    """Carry out the writes, and note what is overpaid. `paid`: writes that may have paid, whose purchases are not
-    checked yet; where a call fails, they stay in it for the next one.
-    """
-    try:
-        waiting = writes
-        while waiting:
-            # In rounds: in each the first that is left of each client transaction id.
-            first: dict[str, Write] = {}
-            for each in waiting:
-                first.setdefault(each.identifier, each)
-            later = [each for each in waiting if each is not first[each.identifier]]
-            waiting = await _insert(database, list(first.values())) + later
-    finally:
-        for each in writes:
-            # Without an answer the write may be on record all the same.
-            after = each.after if each.answer is None else each.answer
-            is_paid = isinstance(after, Record) and after.state is State.ACCEPTED
-            if is_paid and each.before.state not in PAID:
-                paid.append(each)
-    if paid:
+async def write(database: Database, writes: Sequence[Write]) -> None:
+    """Carry out the writes, and note what is overpaid."""
+    waiting = writes
+    while waiting:
+        # In rounds: in each the first that is left of each client transaction id.
+        first: dict[str, Write] = {}
+        for each in waiting:
+            first.setdefault(each.identifier, each)
+        later = [each for each in waiting if each is not first[each.identifier]]
+        waiting = await _insert(database, list(first.values())) + later
+    accepted = (each for each in writes if getattr(each.answer, "state", None) is State.ACCEPTED)
+    if paid := [each for each in accepted if each.before.state not in PAID]:
         await _note_overpaid(database, paid)
-        paid.clear()
 
 
 async def _insert(database: Database, writes: list[Write]) -> list[Write]:
@@ -293,7 +283,7 @@ async def _write_overpaid(database: Database, asks: list[Record], record: Record
 
 
 async def note_unsaid(database: Database, at: float) -> None:
-    """Write `Overpaid` where a payment was followed by none, since its process ended, or another write came between."""
+    """Write `Overpaid` where none followed a payment: its process or connection ended, or a write came between."""
     newest = {purchase: payment for purchase, *payment in await database.fetch("unsaid", ())}
     _, rows = await database.look_up((), list(newest))
     for purchase, asks in grouped(rows, "purchase").items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import asyncpg
 from payclient.clock import read_exception
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger import unavailable
-from payclient.ledger.batch import Operation, Rows, Write, fail, note_unsaid, read, resolve, write, writes_of
+from payclient.ledger.batch import Operation, Read, Write, fail, note_unsaid, read, resolve, write, writes_of
 from payclient.ledger.postgres_connection import POLL, Listener, Server, Woken, drop, let_go, pauses
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
@@ -89,7 +90,7 @@ class PostgresDatabase:
             raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
         return {row[0] for row in rows}
 
-    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Rows, Rows]:
+    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Any, Any]:
         rows = await self.fetch("look_up", (ids, purchases))
         return [row for row in rows if not row["is_ask"]], [row for row in rows if row["is_ask"]]
 
@@ -130,8 +131,6 @@ class PostgresWriter(Writer):
         self.owner: int = secrets.randbits(63)
         #: For how many seconds this opening holds what it permits; None: it follows no asks, and holds nothing.
         self.holds_for: float | None = None
-        #: Writes of payments whose purchases were not looked at, since the connection was lost.
-        self._unchecked_payments: list[Write] = []
         self._work = asyncio.Event()
         self._stopping = False
         self._database: PostgresDatabase | None = PostgresDatabase(connection, server.statements)
@@ -197,6 +196,8 @@ class PostgresWriter(Writer):
                 if digest_key != self._digest_key:
                     raise LedgerUnavailableError("another ledger has taken this one's place")
                 await self._database.fetch("wait_for_own", (self.owner,))
+                # The connection may have ended between a payment and its `Overpaid`.
+                self.submit(Read(partial(note_unsaid, at=time.time()))).add_done_callback(read_exception)
                 self._log_recovery()
             except Exception as error:  # whatever it is must not end the task
                 await self._lose()
@@ -213,7 +214,7 @@ class PostgresWriter(Writer):
             database = await self._reach()
             holder, seconds = (0, UNHELD) if self.holds_for is None else (self.owner, self.holds_for)
             database.lease = (self.owner, holder, seconds)
-            await write(database, writes, self._unchecked_payments)
+            await write(database, writes)
             await read(database, operations)
         except Exception as error:  # every waiting caller gets an answer
             self._log_failure(fault := unavailable(error, "read or written"))

@@ -283,7 +283,7 @@ class SqliteWriter(Writer):
         if writes := writes_of(operations):
             try:
                 database.begin()
-                await write(database, writes, [])
+                await write(database, writes)
                 database.commit()
             except Exception as error:  # any failure: nothing was committed
                 self._log_failure(fault := unavailable(error, "written"))

@@ -16,7 +16,7 @@ import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
-from payclient.clock import is_cancelled_alone, outlive, start
+from payclient.clock import Clock, is_cancelled_alone, outlive, start
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -77,6 +77,13 @@ def content_digest(body: bytes, key: bytes) -> bytes:
 def lane_digest(request: SaleRequest, key: bytes) -> bytes:
     """Return the digest, by a ledger's key, of a customer at a store: one open sale at a time, for error 2061."""
     return hashlib.blake2b(lane_text(request).encode(), digest_size=16, key=key).digest()
+
+
+async def check_awake(clock: Clock, wall: float, steady: float, most: float) -> None:
+    """Raise `NotSentError` in a process that stood still since its permit: others count on the total time-out."""
+    waited = max(clock.time() - wall, clock.monotonic() - steady)
+    if waited > most:
+        raise NotSentError(f"stopped for {waited:.0f} s between the permit and the send")
 
 
 @attrs.define(eq=False)
@@ -338,11 +345,7 @@ class Attempts:
             self._asks.leases.ours.add(attempt.request.client_transaction_id)
         if attempt.relies_on:  # after the permit: a later notification finds this attempt
             await self.refusals.check_unchanged(attempt.relies_on)
-        # A process stopped here and woken too late must not send: others count on the total time-out.
-        waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
-        if waited > self._poller.policy.total_timeout:
-            words = f"stopped for {waited:.0f} s between the permit and the send"
-            raise NotSentError(words, client_transaction_id=record.client_transaction_id)
+        await check_awake(self._clock, wall, steady, self._poller.policy.total_timeout)
         attempt.granted = True
 
     async def _write_failure(self, attempt: Attempt, record: Record, error: Exception) -> Record:

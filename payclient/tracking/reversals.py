@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from payclient.clock import Clock, sleep
+from payclient.clock import sleep
 from payclient.errors import (
     LedgerError,
     NotCancellableError,
@@ -22,6 +22,7 @@ from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused
 from payclient.lifecycle import Record, State
 from payclient.logs import tracker_log as log
 from payclient.profile import UndoProfile
+from payclient.tracking.attempts import check_awake
 from payclient.tracking.poller import Poller, RecordAndReport
 from payclient.wire import undo_request
 
@@ -133,12 +134,6 @@ async def _reverse_or_follow(poller: Poller, record: Record) -> RecordAndReport:
         raise
 
 
-async def _check_time(clock: Clock, wall: float, steady: float, most: float) -> None:
-    """Raise `NotSentError` in a process that stood still since its permit: it may be taken for one that is gone."""
-    if max(clock.time() - wall, clock.monotonic() - steady) > most:
-        raise NotSentError("stopped between the permit and the send")
-
-
 async def _reverse(poller: Poller, record: Record) -> RecordAndReport:
     """Write the permit, send the request, and write how it ended. Raises where the payment was not given back."""
     clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
@@ -160,7 +155,7 @@ async def _reverse(poller: Poller, record: Record) -> RecordAndReport:
     asks.wake_feeds()
     by = _one_id(permitted, poller.session.profile.reverse)  # another transaction may be the paid one by now
     try:
-        await poller.session.reverse(**by, before_send=partial(_check_time, clock, wall, steady, total))
+        await poller.session.reverse(**by, before_send=partial(check_awake, clock, wall, steady, total))
     except NotSentError:
         await asks.write(permitted, ReversalNotSent(at=clock.time()))
         raise

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from payclient.clock import sleep
@@ -70,22 +69,15 @@ def _is_over(poller: Poller, record: Record) -> bool:
     return age > OVER * RECHECK_AGES[-1] * poller.policy.scale
 
 
-def by_attempt(history: Sequence[Change]) -> defaultdict[int, list[Change]]:
-    """Return an id's changes by attempt, the newest first."""
-    found = defaultdict[int, list[Change]](list)
-    for each in reversed(history):
-        found[each.attempt].append(each)
-    return found
-
-
 async def latest_changes(ledger: Ledger, record: Record) -> list[Change]:
     """Return the changes of one attempt, the newest first."""
-    return by_attempt(await ledger.history(record.client_transaction_id))[record.attempt]
+    history = await ledger.history(record.client_transaction_id)
+    return [each for each in reversed(history) if each.attempt == record.attempt]
 
 
-def names_existing(history: Iterable[Change]) -> bool:
-    """Return whether an answer to a POST of ours said that something exists, though the attempt was called unpaid."""
-    return any(change.facts.keys() & {"exists", "created_id"} for change in history)
+def existing(history: Sequence[Change]) -> set[int]:
+    """Return the attempts of which the answer to a POST of ours said that something exists, called unpaid or not."""
+    return {change.attempt for change in history if change.facts.keys() & {"exists", "created_id"}}
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
@@ -185,7 +177,7 @@ async def _recheck_by_history(poller: Poller, unpaid: Record) -> None:
     # A query that found nothing leaves no event: whether one followed the notification is not known.
     if notified_at is not None and (is_refused or (history and history[-1].event == Notified.__name__)):
         poller.recheck(unpaid)
-    if is_refused and names_existing(history):  # of any attempt
+    if is_refused and existing(history):
         _recheck_after(poller, unpaid, poller.policy.absent_after)
 
 

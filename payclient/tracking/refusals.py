@@ -19,25 +19,25 @@ from payclient.errors import (
     named_error,
 )
 from payclient.events import DecidedRefused, Evidence, Lost
-from payclient.ledger import Change
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import tracker_log as log
 from payclient.models import StatusReport
 from payclient.tracking.evidence import find_mismatch, may_be_spelt, verdict
 from payclient.tracking.followup import Policy, TransactionRef, customer_acted
-from payclient.tracking.recovery import by_attempt, names_existing
+from payclient.tracking.recovery import existing
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 
-def may_exist(refused: Record, history: Sequence[Change], codes: Set[int]) -> bool:
+def may_exist(refused: Record, named: Set[int], codes: Set[int]) -> bool:
     """Return whether a refused attempt may exist all the same, so that it is queried before another is sent.
 
-    The query after a refusal because of what exists may have come too early; `codes` are the profile's of duplicates.
+    The query after a refusal because of what exists may have come too early; `named`: the attempts so refused by what
+    was known then, and `codes`: the profile's of duplicates.
     """
     # The profile may list its code only since then. The history has what was known then, or the archive alone has it.
-    is_doubted = refused.archived or refused.error_code in codes or names_existing(history)
+    is_doubted = refused.archived or refused.error_code in codes or refused.attempt in named
     return refused.notified_at is not None or (refused.kind == "sale" and is_doubted)
 
 
@@ -90,15 +90,16 @@ class Refusals:
         attempts = await self._attempts(ended) if ended.attempt > 1 else [ended]
         # Read once: an id that is sent every few minutes has many attempts.
         changes = await self._poller.asks.ledger.history(ended.client_transaction_id)
-        history = by_attempt(changes)
-        doubted = [each for each in attempts if may_exist(each, history[each.attempt], self._duplicates)]
+        named = existing(changes)
+        doubted = [each for each in attempts if may_exist(each, named, self._duplicates)]
         if not doubted:
             return None
         was_created = any("created_id" in change.facts for change in changes)
         try:
             return await self._find_doubted(ended, doubted, was_created=was_created)
         except NotSentError:
-            if history[doubted[-1].attempt][0].event == DecidedRefused.__name__:
+            events = [each.event for each in changes if each.attempt == doubted[-1].attempt]
+            if DecidedRefused.__name__ in events[-1:]:
                 return None  # nobody can tell, and nothing was named to it since a person said that it does not exist
             raise
 

@@ -34,7 +34,7 @@ than the total time-out and a grace. Such an attempt becomes UNKNOWN. Whatever e
 - EXPIRED: the service's last word. The window passed by our clock, which presumes that nobody paid and proves nothing.
 - ACCEPTED, CANCELLED, REFUSED: nothing. These are decided, by the service's word, by proof, or by a named operator. A
   later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm. Where one of the two may
-  exist all the same, and no query can tell, an operator's word frees its purchase.
+  exist all the same, and no query can tell, an operator decides once more.
 
 `paid` is True or False of a decided attempt and None of all others: a clock, an unsigned notification or a guess never
 decides.
@@ -241,7 +241,9 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             **_HINTS,
             **dict.fromkeys(_VERDICTS),  # once more
             FoundAccepted: State.ACCEPTED,  # a correction
-            DecidedCancelled: State.CANCELLED,  # ends the doubt about a form to which a payment was named
+            # About a form to which a payment was named, where no query can tell.
+            DecidedAccepted: State.ACCEPTED,
+            DecidedCancelled: State.CANCELLED,
         },
         State.ACCEPTED: {
             **_HINTS,
@@ -265,7 +267,9 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         State.REFUSED: {
             **_HINTS,
             FoundAccepted: State.ACCEPTED,  # a correction: the refusal was not the answer to our POST
-            DecidedRefused: State.REFUSED,  # ends the doubt whether it exists all the same
+            # About what may exist all the same, where no query can tell.
+            DecidedAccepted: State.ACCEPTED,
+            DecidedRefused: State.REFUSED,
         },
     }
 )

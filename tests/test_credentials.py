@@ -560,6 +560,8 @@ async def test_a_person_ends_the_doubt_about_another_accounts_closed_form(
             payclient.TransitionError, tracker.resolve("form-1", as_="cancelled", **words), "is cancelled"
         )
         assert (await tracker.sale(sale(), purchase="cart")).state is State.PENDING
+        await tracker.notify(hint(5002, "form-1"))
+        assert (await tracker.resolve("form-1", as_="accepted", **words)).paid is True
 
 
 async def test_each_refused_attempt_is_believed_under_its_own_token_only(service: Accounts) -> None:

@@ -19,6 +19,7 @@ from fake_service import error_of, record_in
 from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import (
     Abandoned,
+    DecidedAccepted,
     DecidedCancelled,
     DecidedRefused,
     Event,
@@ -165,7 +166,7 @@ async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
 
 
 async def test_a_persons_word_about_what_ended(ledger: Ledger) -> None:
-    """It is kept as evidence. No word frees a closed form's purchase while its links may be paid."""
+    """It is kept as evidence, and may be that it was paid. No word frees a closed form's purchase while its links may be paid."""
     word = {"actor": "Ana", "reason": "seen in the portal"}
     closed = await permitted(
         ledger, form("closed"), PREPARED, Abandoned(at=NOW + 50), Notified(at=NOW + 60, transaction_id=7)
@@ -182,6 +183,9 @@ async def test_a_persons_word_about_what_ended(ledger: Ledger) -> None:
     assert (again.state, again.evidence, again.decided_at) == ("refused", "operator", DEAD + 2)
     for each in ("closed", "refused"):
         assert (await ledger.history(each))[-1].facts == word
+        named = await ledger.apply(await record_in(ledger, each), Notified(at=DEAD + 3, transaction_id=9))
+        paid = await ledger.apply(named, DecidedAccepted(at=DEAD + 4, **word))
+        assert (paid.state, paid.evidence) == ("accepted", "operator")
     assert [each async for each in ledger.unfinished()] == []
 
 

@@ -44,7 +44,7 @@ from fake_service import (
     tracking,
     when,
 )
-from payclient.events import DecidedRefused, Evidence, NotSent
+from payclient.events import DecidedCancelled, Evidence, NotSent
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
@@ -423,7 +423,7 @@ async def test_an_operators_word_during_the_send_stands(service: FakeService) ->
 
     async with selling(service, when(decide)) as (_, pending):
         assert pending.state is State.REFUSED
-    late = DecidedRefused(at=0.0, actor="Ana", reason="called")
+    late = DecidedCancelled(at=0.0, actor="Ana", reason="called")
     await error_of(payclient.TransitionError, service.ledger.apply(await record_in(service.ledger), late))
 
 

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -423,11 +424,14 @@ def test_a_run_that_stopped_sending_with_all_paid_ends_with_0(willing: Service, 
 
 
 def test_a_run_that_stopped_sending_with_all_decided_is_finished(unwilling: Service, charge: Charge) -> None:
+    rows = rows_of("five-declined", 6)
+    unwilling.control("fail_next", fault={"kind": "refuse", "error_code": 22})
+    assert charge(unwilling, rows[5:]).code == 3
     for _ in range(5):
         unwilling.control("fail_next", fault={"kind": "reset", "when": "after"})
-    ran = charge(unwilling, rows_of("five-declined", 5))
+    ran = charge(unwilling, rows)
     assert "sends nothing more: 5 unknown outcomes in a row" in ran.err
-    assert {line["state"] for line in ran.report.values()} == {"cancelled"}
+    assert Counter(line["state"] for line in ran.report.values()) == {"cancelled": 5, "refused": 1}
     assert ran.code == 3
 
 

@@ -259,7 +259,7 @@ class Run:
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self._fault or self.tally.exit_code
         # A row that met a 401 is sent again, and is not finished.
-        if self._ended_early and code == 3 and self.tally.counts[State.REFUSED]:
+        if self._ended_early and code == 3 and self.tally.passing:
             code = 4
         if self._signals and code == self.tally.exit_code == 4:  # interrupted, with rows whose end is unknown
             code = 130

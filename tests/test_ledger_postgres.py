@@ -597,21 +597,24 @@ async def test_a_server_that_falls_silent(
         assert await ledger.get("warm") is not None
 
 
+@pytest.mark.parametrize("write", [False, True])
 async def test_a_wire_that_falls_silent(
-    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch, write: bool
 ) -> None:
     """One failure: then another connection does the work, though the silent one was never closed."""
     async with through_proxy(postgres, database) as (proxy, ledger):
         with monkeypatch.context() as hurry:
             hurry.setattr(postgres_ledger, "ANSWERING", 0.2)
             proxy.mutes = True
-            await error_of(LedgerUnavailableError, ledger.permit(fresh()))
+            work: Awaitable[Any] = ledger.permit(fresh()) if write else ledger.get("warm")
+            await error_of(LedgerUnavailableError, work)
         assert await ledger.get("warm") is not None
 
 
+@pytest.mark.parametrize("table", ["attempts", "changes"])
 @pytest.mark.parametrize("write", [False, True])
 async def test_who_waits_in_vain_leaves_one_session_at_the_server(
-    monkeypatch: pytest.MonkeyPatch, url: str, ledger: PostgresLedger, write: bool
+    monkeypatch: pytest.MonkeyPatch, url: str, ledger: PostgresLedger, write: bool, table: str
 ) -> None:
     """However long it waits: the server may take no more sessions than a hundred, from all programs."""
     await ledger.permit(fresh("warm"))
@@ -619,7 +622,7 @@ async def test_who_waits_in_vain_leaves_one_session_at_the_server(
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         for name in ("ANSWERING", "REACHING"):
             monkeypatch.setattr(postgres_ledger, name, 0.2)
-        await blocker.execute("LOCK payclient.changes")
+        await blocker.execute(f"LOCK payclient.{table}")
         other.watch(heard := Heard())
         for number in range(4):
             work: Awaitable[Any] = ledger.permit(fresh(f"order-{number}")) if write else ledger.get("warm")
@@ -717,6 +720,26 @@ async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: 
             await error_of(LedgerUnavailableError, permits[-1])
         last = fresh(f"order-{len(permits) - 1}")
         assert await ledger.get(last.client_transaction_id) == last  # here, and on no standby
+
+
+async def test_a_commit_that_no_standby_has_in_time_stays_out_of_sight(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To cancel it would show it on no standby: it waits on in the server, and is there once a standby has it."""
+    async with opened(postgres.url(database)) as ledger:
+        for name in ("ANSWERING", "REACHING"):
+            monkeypatch.setattr(postgres_ledger, name, 0.3)
+        async with configured(postgres, "synchronous_standby_names", "nobody"):
+            for number in count():  # the server takes the setting up a moment later
+                try:
+                    await ledger.permit(last := fresh(f"order-{number}"))
+                except LedgerUnavailableError:
+                    break
+            await error_of(LedgerUnavailableError, ledger.get("warm"))
+            asks = await postgres.execute(database, "SELECT client_transaction_id FROM payclient.attempts")
+            assert last.client_transaction_id not in [each for (each,) in asks]
+        monkeypatch.undo()
+        assert await ledger.get(last.client_transaction_id) == last
 
 
 async def test_a_warning_about_another_statement_denies_no_permit(

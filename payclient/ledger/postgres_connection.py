@@ -394,9 +394,7 @@ class Listener:
                             await lost.wait()
             except Exception:  # whatever it is: go on by another connection
                 self._wake(None)
-                if connection is not None:
-                    await let_go(connection)
-                await asyncio.sleep(self._poll)
+                await asyncio.sleep(self._poll)  # in which asyncpg cancels what got no answer
             finally:
                 drop(connection)
 

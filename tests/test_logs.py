@@ -43,6 +43,29 @@ async def test_a_formatter_may_name_the_attributes(tmp_path: Path, monkeypatch: 
     assert "0984111222" not in shown.getvalue()
 
 
+async def test_a_level_and_a_broken_filter_of_the_application_cost_no_charge(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record below the level is not made; one whose filter raises is lost."""
+    logger = logging.getLogger("payclient.tracker")
+
+    def broken(record: logging.LogRecord) -> bool:
+        raise ValueError(record)
+
+    async with Simulator() as service:
+        with monkeypatch.context() as changed:
+            changed.setattr(logger, "filters", [broken])
+            async with payclient.open_tracker(service.url, "any"):
+                pass
+        logger.setLevel(logging.ERROR)
+        try:
+            async with payclient.open_tracker(service.url, "any"):
+                pass
+        finally:
+            logger.setLevel(logging.NOTSET)
+    assert caplog.records == []
+
+
 async def test_records_come_where_a_factory_of_the_application_has_the_attributes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -285,6 +285,31 @@ async def test_a_push_beside_a_closed_form_waits_for_no_query_of_it(service: Fak
         assert pending.state is State.PENDING
 
 
+async def test_a_push_beside_an_expired_form_waits_for_no_query_of_it(service: FakeService) -> None:
+    async with prepared(service) as tracker:
+        await service.clock.advance(1500)
+        assert (await record_in(service.ledger, "form-1")).evidence is Evidence.LAST_QUERY
+        service.status_scripts, service.confirm_scripts = [reset] * 9, [reset] * 9
+        await tracker.notify(hint(4999, "form-1"))
+        await held_by(tracker, "cart-1")
+        pending = await tracker.sale(sale(), purchase="cart-1", beside_open_form=True)
+        assert pending.state is State.PENDING
+
+
+async def test_what_is_named_to_a_form_that_nobody_can_query_does_not_hold_its_purchase_for_good(
+    service: FakeService,
+) -> None:
+    """A person has called it unpaid, and the notification may be forged."""
+    profile = payclient.DOCUMENT
+    async with prepared(service, profile) as tracker:
+        await service.clock.advance(1500)
+        await tracker.resolve("form-1", as_="cancelled", actor="ana", reason="seen")
+        await tracker.notify(hint(5001, "form-1"))
+        await held_by(tracker, "cart-1")
+        await service.clock.advance(5000)
+        await tracker.sale(sale(), purchase="cart-1")
+
+
 async def test_a_closed_form_that_nobody_paid_costs_the_next_ask_no_query(service: FakeService) -> None:
     """Most closed forms are such."""
     async with prepared(service) as tracker:

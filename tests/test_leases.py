@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock
@@ -409,6 +409,64 @@ async def test_a_late_notification_of_what_expired_unqueried_is_queried_beside_w
         await other.notify(hint())
         await service.clock.advance(5)
         assert (await record_in(ledger)).state is State.ACCEPTED
+
+
+async def test_an_answer_that_its_process_cannot_query_is_left_to_who_can(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that sent it was notified, lives on, and would renew its lease for ever."""
+    monkeypatch.setattr(SharedLedger, "_now", lambda _: service.clock.monotonic())
+    ledger = SharedLedger()
+    async with tracking(service, ledger, attrs.evolve(PROFILE, status=None)) as one:
+        await one.sale(sale())
+        service.decide("Aceptado")
+        await one.notify(hint())
+        await service.clock.advance(500)
+        await until(
+            lambda: asyncio.sleep(0, ledger.holders["order-17"][1] > service.clock.monotonic() + 3600)
+        )
+        holder, _ = ledger.holders["order-17"]
+        ledger.holders["order-17"] = (holder, 0.0)  # as once those days are over
+        async with tracking(service, SharedLedger(ledger)):
+            await service.clock.advance(5)
+            assert (await record_in(ledger)).state is State.ACCEPTED
+
+
+class CountingLedger(SharedLedger):
+    """Counts how often all leases of its process are compared with what it follows."""
+
+    compared = 0
+
+    async def held(self) -> set[str]:
+        self.compared += 1
+        return await super().held()
+
+    async def renew(self, seconds: float) -> int:
+        count = await super().renew(seconds)
+        self.compared -= 1
+        return count
+
+    async def defer(self, seconds: Mapping[str, float]) -> None:
+        await super().defer(seconds)
+        self.compared -= 1
+
+
+@pytest.mark.parametrize("profile", [PROFILE, attrs.evolve(PROFILE, status=None)], ids=["minutes", "days"])
+async def test_what_is_put_off_costs_no_look_at_all_leases(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, profile: payclient.ServiceProfile
+) -> None:
+    """None is lost: a shop puts off each push that expires, and may hold 100,000."""
+    monkeypatch.setattr(leases, "COMPARE_ROUNDS", 10**9)
+    ledger = CountingLedger()
+    async with tracking(service, ledger, profile) as tracker:
+        await tracker.sale(sale())
+        before = ledger.compared
+        await service.clock.advance(500)
+        await until(
+            lambda: asyncio.sleep(0, ledger.holders["order-17"][1] > asyncio.get_running_loop().time() + 60)
+        )
+        await asyncio.sleep(0.1)
+        assert ledger.compared == before
 
 
 async def test_a_wait_that_can_query_does_not_end_by_a_process_that_cannot(service: FakeService) -> None:

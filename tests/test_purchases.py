@@ -437,6 +437,21 @@ async def test_an_expired_push_that_nobody_can_query_is_not_followed_at_a_start(
         assert [each.client_transaction_id for each in await tracker.unresolved()] == ["order-17"]
 
 
+async def test_an_answered_push_is_queried_at_a_start_however_old_it_is(service: FakeService) -> None:
+    """The process that was notified ended before its query had an answer, and the shop was closed for a month."""
+    async with selling(service) as (tracker, pending):
+        assert (await outcome_of(service, pending)).evidence is Evidence.LAST_QUERY
+        await service.clock.advance(5)
+        service.decide("Aceptado")
+        service.status_scripts = [reset]
+        await tracker.notify(hint(1000))
+    await service.clock.advance(30 * 86_400.0)
+    service.status_scripts.clear()
+    async with tracking(service, service.ledger):
+        await service.clock.advance(5)
+        assert (await record_in(service.ledger)).state is State.ACCEPTED
+
+
 async def test_an_expired_push_that_nobody_could_query_is_queried_once_by_who_can(
     service: FakeService,
 ) -> None:

@@ -24,6 +24,7 @@ from fake_service import (
     form,
     held_by,
     hint,
+    lost_answer,
     outcome_of,
     pending_of,
     record_in,
@@ -283,6 +284,15 @@ async def test_a_push_beside_a_closed_form_waits_for_no_query_of_it(service: Fak
         await tracker.notify(hint(4999, "form-1"))
         pending = await tracker.sale(sale(), purchase="cart-1", beside_open_form=True)
         assert pending.state is State.PENDING
+
+
+async def test_a_form_without_an_answer_is_queried_before_a_push(service: FakeService) -> None:
+    """Nobody here has its links, but something in front of the service may have handed them out."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        service.scripts = [lost_answer]
+        await error_of(payclient.OutcomeUnknownError, tracker.prepare(form(), purchase="cart-1"))
+        service.pay("form-1")
+        await error_of(payclient.AlreadyPaidError, tracker.sale(sale(), purchase="cart-1"))
 
 
 async def test_a_push_beside_an_expired_form_waits_for_no_query_of_it(service: FakeService) -> None:

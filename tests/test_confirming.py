@@ -152,6 +152,18 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) ->
     assert service.confirms == {5001: 1}
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_confirmation_is_logged_with_its_status(
+    service: FakeService, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token that is not valid, and one that may not confirm, are mended in different places."""
+    service.confirm_scripts = [lambda: answer(status, {"message": "no"})]
+    async with prepared(service) as tracker:
+        await passing(service, tracker.returned(service.pay("form-1")))
+        assert (await the_end(service, tracker)).paid
+    assert f"confirmations are refused ({status})" in caplog.text
+
+
 def confirm_without_names(service: FakeService, number: int, *, listed: bool = True, **odd: object) -> None:
     """The next confirmation is carried out, and its answer does not say whose payment it is."""
     named = {"clientTransactionId", "amount", "currency"}

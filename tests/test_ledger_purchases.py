@@ -166,7 +166,7 @@ async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
 
 
 async def test_a_persons_word_about_what_ended(ledger: Ledger) -> None:
-    """It is kept as evidence, and may be that it was paid. No word frees a closed form's purchase while its links may be paid."""
+    """It is kept as evidence, and may be "paid". None frees a closed form's purchase while its links may be paid."""
     word = {"actor": "Ana", "reason": "seen in the portal"}
     closed = await permitted(
         ledger, form("closed"), PREPARED, Abandoned(at=NOW + 50), Notified(at=NOW + 60, transaction_id=7)

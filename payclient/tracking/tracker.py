@@ -322,8 +322,8 @@ class Tracker:
         `accepted` stands until the service says that it was cancelled, and `cancelled` until it says that it was
         accepted; of a reversal without an answer `cancelled` is final, and means that the money went back. `refused`
         **allows this id to be charged again**: if the attempt does exist at the service, the customer pays twice.
-        What `NotSentError` says may exist all the same is decided once more: what is REFUSED as `accepted` or `refused`,
-        a CANCELLED form to which a payment was named as `accepted` or, once its links are dead, `cancelled`. That frees
+        What `NotSentError` says may exist all the same is decided once more: REFUSED as `accepted` or `refused`, a
+        CANCELLED form to which a payment was named as `accepted` or, once its links are dead, `cancelled`. That frees
         its purchase, unless it is paid, until a payment is named to it anew.
         `actor` and `reason` are kept in the history, and must not be empty.
 

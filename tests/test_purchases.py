@@ -15,6 +15,7 @@ import payclient
 from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     FakeService,
+    Gate,
     alarms,
     answer,
     collected_by,
@@ -480,6 +481,24 @@ async def test_an_answered_push_that_cannot_be_queried_holds_its_purchase(servic
             assert refused.pending.client_transaction_id == identifier
             await tracker.resolve(identifier, as_="cancelled", actor="ana", reason="seen in the portal")
             await tracker.sale(sale(f"again-{seconds}"), purchase=cart)
+
+
+async def test_an_expired_push_is_queried_before_another_once_it_is_notified(service: FakeService) -> None:
+    """Approved at the last moment, and pending at its last query; the query of its notification has no answer yet."""
+    gate = Gate()
+    async with tracking(service, transport=gate.before(service, "/1000")) as tracker:
+        gate.go.set()
+        await tracker.sale(sale(), purchase="cart")
+        await service.clock.advance(3000)
+        assert (await record_in(service.ledger)).evidence is Evidence.LAST_QUERY
+        service.decide("Aceptado")
+        gate.go.clear()
+        await tracker.notify(hint())
+        asking = asyncio.ensure_future(tracker.sale(sale("order-18"), purchase="cart"))
+        await turns(50)
+        gate.go.set()
+        await error_of(payclient.AlreadyPaidError, asking)
+    assert "order-18" not in service.posted
 
 
 async def test_an_answered_form_that_cannot_be_queried_holds_its_purchase(service: FakeService) -> None:

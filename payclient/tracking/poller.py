@@ -391,10 +391,10 @@ class Poller:
 
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
         """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
-        was_just_queried = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
-        if was_just_queried or not self._may_query_now(ask.record):
-            return None
         if ask.task is None:
+            was_just_queried = self.clock.monotonic() - ask.queried_at < self.policy.least_gap
+            if was_just_queried or not self._may_query_now(ask.record):
+                return None
             await self._wait_in_line(ask, RequestLine.FINAL, self.policy.total_timeout)
         if (query := ask.task) is None:
             return None

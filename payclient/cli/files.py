@@ -48,15 +48,20 @@ def check_regular(option: str, path: Path) -> None:
         raise unfit(option, path, fault)
 
 
-def check_output(option: str, path: Path, *endings: str) -> None:
-    """Raise `ConfigurationError` where a file cannot be written later, or has none of the endings."""
-    if path.suffix.lower() not in endings:
+def check_output(option: str, path: Path, *endings: str, mark: bytes | None = None) -> None:
+    """Raise `ConfigurationError` where a file cannot be written later, or has none of the endings.
+
+    With a `mark`, also where a file is there that is not empty and begins without that: somebody else wrote it.
+    """
+    if endings and path.suffix.lower() not in endings:
         raise unfit(option, path, f"must end in {' or '.join(endings)}")
     check_regular(option, path)
     if not path.parent.is_dir():
         raise unfit(option, path, "its directory does not exist")
     if not os.access(path.parent, os.W_OK):  # the file is made beside, and takes the place of an earlier one
         raise unfit(option, path, f"cannot be written: {os.strerror(errno.EACCES)}")
+    if mark is not None and path.exists() and mark not in (path.read_bytes()[:400] or mark):
+        raise unfit(option, path, "is there already, and payclient did not write it")
 
 
 def check_apart(named: Mapping[str, Path | None]) -> None:

@@ -16,7 +16,6 @@ from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, Carried, Line, Tally, paid_word
 from payclient.cli.terminal import duration, sums
 from payclient.cli.texts import counted, label, language, reason, sentence, text
-from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.validation import sanitize_text
 from payclient.web.pages import hash_of
@@ -36,9 +35,7 @@ _MARK = b'content="payclient"'
 
 def check_page(path: Path) -> None:
     """Raise `ConfigurationError` where the path is not a place for a page."""
-    check_output("--html", path, ".html", ".htm")
-    if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
-        raise ConfigurationError(f"--html {path.name}: is there already, and payclient did not write it")
+    check_output("--html", path, ".html", ".htm", mark=_MARK)
 
 
 @cache

@@ -12,7 +12,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import check_regular, write_file
+from payclient.cli.files import check_output, write_file
 from payclient.cli.settings import Number, Profile, Whole
 from payclient.cli.signals import handled
 from payclient.cli.texts import text
@@ -71,7 +71,8 @@ def simulate(
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
     if ready_file is not None:
-        _check_ready_file(ready_file)
+        # One of its own may be left of a process that was killed; `mktemp` leaves an empty one.
+        check_output("--ready-file", ready_file, mark=b'{"url": ')
     pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)
     accounts = {secret: name for name, secret in pairs}
     if accounts and token is not None:
@@ -91,14 +92,6 @@ def simulate(
         raise ConfigurationError(str(error)) from None
     simulator.faults.seed = seed
     asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
-
-
-def _check_ready_file(path: Path) -> None:
-    check_regular("--ready-file", path)
-    # A file of its own may be left of one that was killed; `mktemp` leaves an empty one.
-    if path.exists() and path.read_bytes()[:8] not in (b"", b'{"url": '):
-        words = "is there already, and payclient did not write it"
-        raise ConfigurationError(f"--ready-file {path.name}: {words}")
 
 
 def _settings(profile: str | None, changes: tuple[str, ...], **windows: float | None) -> Settings:

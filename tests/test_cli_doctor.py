@@ -264,7 +264,6 @@ def test_a_page_of_the_merchants(server: Server, capfd: Said) -> None:
     for headers, page in (
         ({"Referrer-Policy": "same-origin"}, ""),
         ({}, '<meta name="referrer" content="no-referrer">'),
-        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>'),
     ):
         server.headers, server.page = headers, page
         assert doctor(server, *site) == 4

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from payclient.web.referrer import check_page, effective_policy, sends_origin
 
-PAGE = "https://shop.example/checkout"
 
-
-def faults(html: str = "", *policies: str, url: str = PAGE) -> list[str]:
+def faults(html: str = "", *policies: str) -> list[str]:
     headers = [("Content-Type", "text/html"), *(("referrer-POLICY", policy) for policy in policies)]
-    return [finding.text for finding in check_page(url, headers, html) if not finding.good]
+    return [finding.text for finding in check_page(headers, html) if not finding.good]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,7 @@ def test_the_header_decides(policy: str, sends: bool) -> None:
 def test_nothing_said_is_the_browsers_default() -> None:
     """Which sends the origin."""
     assert faults() == faults("", "nonsense") == []
-    (finding,) = check_page(PAGE, [], "")
+    (finding,) = check_page([], "")
     assert "strict-origin-when-cross-origin" in finding.text
 
 
@@ -52,47 +50,18 @@ def test_a_meta_comes_after_the_header() -> None:
     assert faults('<meta name="referrer" content="nonsense">', "origin") == []
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        '<a href="https://pay.example/secret" rel="nofollow NoReferrer">',
-        '<a href="https://pay.example/secret" referrerpolicy="no-referrer">',
-        '<form action="https://pay.example/secret" rel="noreferrer">',
-        '<area href="//pay.example/secret" referrerpolicy="same-origin">',
-    ],
-)
-def test_a_link_may_hide_what_its_page_shows(tag: str) -> None:
-    """Named by its host; the rest of its address may be a secret."""
-    (found,) = faults(tag, "origin")
-    assert "to pay.example" in found
-    assert "secret" not in found
-
-
-def test_links_of_the_site_itself_do_not_matter() -> None:
-    """Nor do those that hide nothing, or lead nowhere."""
-    html = """<a href="/terms" rel="noreferrer"><a href="https://shop.example/x" referrerpolicy="no-referrer">
-    <a rel="noreferrer"><a href="https://pay.example/" rel="noopener"><a href="mailto:a@b" rel="noreferrer">
-    <a href="https://pay.example/" rel="nonoreferrer">
-    <a href="https://[x" rel="noreferrer"><a href="https://pay.example/" referrerpolicy="origin">"""
-    assert faults(html, "origin") == []
-
-
-def test_links_are_relative_to_the_first_base() -> None:
-    """As in browsers; a form without an action leads to its own page all the same."""
-    base = '<base target="x"><base href="https://pay.example/"><base href="https://shop.example/">'
-    assert "to pay.example" in faults(base + '<a href="/form" rel="noreferrer">', "origin")[0]
-    assert faults(base + '<form rel="noreferrer"><a rel="noreferrer">', "origin") == []
-    assert faults('<base href="https://[x"><a href="/terms" rel="noreferrer">', "origin") == []
+def test_a_link_that_hides_its_page_is_no_fault() -> None:
+    """Many a site has `noreferrer` on all links to others, and a form is opened from another page."""
+    assert faults('<a href="https://other.example/" rel="noopener noreferrer">', "origin") == []
 
 
 def test_attributes_count_as_in_a_browser() -> None:
     """Measured in Chromium: blanks in a policy make it none, and of two attributes the first counts."""
     assert faults('<meta name="referrer" content=" origin ">', "no-referrer")
     assert faults('<meta name="referrer" content="no-referrer" content="origin">', "origin")
-    assert faults('<a href="https://pay.example/" referrerpolicy=" no-referrer">', "origin") == []
 
 
 @given(st.text(), st.lists(st.text(max_size=30), max_size=3))
 def test_no_page_breaks_it(html: str, policies: list[str]) -> None:
     """Whatever a page holds, it is judged."""
-    assert check_page(PAGE, [("Referrer-Policy", policy) for policy in policies], html)
+    assert check_page([("Referrer-Policy", policy) for policy in policies], html)

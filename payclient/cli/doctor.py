@@ -195,7 +195,7 @@ def check_site(url: str) -> Iterator[Check]:
     if (coding := answer.headers.get("Content-Encoding", "identity").strip().lower()) != "identity":
         yield Check("wrong", text("doctor.page", why=text("doctor.compressed", coding=coding)))
         return
-    for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
+    for finding in check_page(answer.headers.items(), answer.body.decode("utf-8", "replace")):
         yield Check("ok" if finding.good else "wrong", reason(finding.text))
     policy = answer.headers.get("Content-Security-Policy", "")
     if "-src" in policy and "'unsafe-inline'" not in policy:

@@ -4,9 +4,7 @@ The forms ask which site the customer comes from; a page whose policy hides it l
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from html.parser import HTMLParser
-from urllib.parse import urljoin, urlsplit
 
 import attrs
 
@@ -62,17 +60,17 @@ def advice(what: str) -> str:
     return f"Set {what} to 'origin' or 'origin-when-cross-origin' (§4)."
 
 
-def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[Finding]:
-    """Find what of a page at `url` lets its referrer pass, and what not: header, `<meta>`, `rel`, `referrerpolicy`.
+def check_page(headers: Iterable[tuple[str, str]], html: str) -> list[Finding]:
+    """Find what of a page lets its referrer pass, and what not: its header and each `<meta>`.
 
-    A link, a form or a script of the page takes the page's policy, unless it has one of its own.
+    A link of the page may have a policy of its own. That is not looked at: which links lead to a form is not known.
     """
-    seen = _Seen(url)
-    seen.feed(html)
+    metas = _Metas()
+    metas.feed(html)
     sent = _known(value for name, value in headers if name.lower() == "referrer-policy")
     # The header is read first, then each <meta>: the last of them holds.
     said = [("the header Referrer-Policy", word) for word in sent[-1:]]
-    said += [("<meta name=referrer>", word) for word in seen.metas]
+    said += [("<meta name=referrer>", word) for word in metas.words]
     found = list[Finding]()
     if not said:
         found.append(Finding(True, f"no referrer policy is set: browsers then take {BROWSER_DEFAULT}"))
@@ -83,11 +81,9 @@ def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[
             found.append(Finding(True, f"{where} is {word}, which a later word mends"))
         else:
             found.append(Finding(False, f"{where} is {word}: {_DENIED} {advice(where)}"))
-    if not seen.metas and not sends_origin(effective_policy(sent)):
+    if not metas.words and not sends_origin(effective_policy(sent)):
         found.append(Finding(False, f"who may have set it: {_CULPRITS}"))
-    return found + [
-        Finding(False, f"{where} has {what}: {_DENIED} Take it out.") for where, what in seen.hiding
-    ]
+    return found
 
 
 def _known(values: Iterable[str]) -> list[str]:
@@ -95,16 +91,12 @@ def _known(values: Iterable[str]) -> list[str]:
     return [word for word in words if word in _POLICIES]
 
 
-class _Seen(HTMLParser):
-    """The parts of a page's HTML that concern referrers."""
+class _Metas(HTMLParser):
+    """The policies of a page's `<meta name=referrer>`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        #: The page's address, and what its links are relative to: the address of its first <base>.
-        self._url = self._base = url
-        self.metas: list[str] = []
-        #: Links and forms to another site that hide where they come from: where, and by what.
-        self.hiding: list[tuple[str, str]] = []
+        self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         # As browsers do: of two attributes of one name the first counts, and " no-referrer" is not a policy.
@@ -113,24 +105,4 @@ class _Seen(HTMLParser):
             word = given.get("content", "").lower()
             word = _OLD_WORDS.get(word, word)
             if word in _POLICIES:
-                self.metas.append(word)
-        elif tag == "base" and self._base == self._url:  # the first one that changes it
-            with suppress(ValueError):
-                self._base = urljoin(self._url, given.get("href", "").strip())
-        elif tag in ("a", "area", "form"):
-            self._look_at_link(tag, given)
-
-    def _look_at_link(self, tag: str, given: dict[str, str]) -> None:
-        target = given.get("action" if tag == "form" else "href", "").strip()
-        try:
-            host = urlsplit(urljoin(self._base, target) if target else self._url).hostname
-        except ValueError:
-            return
-        if host is None or host == urlsplit(self._url).hostname:
-            return
-        # Only the host: the rest of the address may be a secret.
-        where = f"<{tag}> to {host}"
-        if "noreferrer" in given.get("rel", "").lower().split():
-            self.hiding.append((where, "rel=noreferrer"))
-        elif not sends_origin(word := given.get("referrerpolicy", "").lower()):
-            self.hiding.append((where, f"referrerpolicy={word}"))
+                self.words.append(word)

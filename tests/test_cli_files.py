@@ -14,7 +14,6 @@ import pytest
 
 from cli_runs import TOKEN, Charge, Said, Service, charge_arguments, rows_of, write_csv
 from payclient.cli import main
-from payclient.cli.tables import table_bytes
 from payclient.ledger import open_ledger
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -97,23 +96,6 @@ def test_a_formula_of_a_bad_row_is_defused(
     rows = [good | {"note": ""}, wrong | {"note": cell, "currency": "x"}]
     assert charge(willing, rows, "--skip-bad", str(bad), "--ignore-rest").code == 0
     assert [row["note"] for row in csv.DictReader(io.StringIO(bad.read_text("utf-8-sig")))] == [safe]
-
-
-@pytest.mark.parametrize("ending", [".csv", ".xlsx"])
-def test_the_bad_rows_are_left_out_again_in_another_language(
-    willing: Service, tmp_path: Path, charge: Charge, ending: str
-) -> None:
-    """Their reasons are in the other language then, and a spreadsheet's rows have its delimiter."""
-    rows = rows_of(f"tongue{ending}", 2)
-    rows[1]["phone_number"] = ""
-    file, bad = tmp_path / f"c{ending}", tmp_path / "bad.csv"
-    file.write_bytes(table_bytes(ending, [*rows[0]], rows))
-    for language, why in (("en", "phone_number: must be given"), ("es", "phone_number: debe darse")):
-        ran = charge(willing, file, "--skip-bad", str(bad), "--language", language)
-        assert ran.code == 0, ran.err
-        assert why in bad.read_text("utf-8-sig")
-    bad.write_text(bad.read_text("utf-8-sig") + "corrected by somebody\n")
-    assert charge(willing, file, "--skip-bad", str(bad)).code == 2
 
 
 def test_a_hostile_file_of_charges_writes_no_escape_sequence(tmp_path: Path, capfd: Said) -> None:

@@ -1,8 +1,6 @@
 """`payclient charge`: a file of charges, checked whole, then sent."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,11 +13,11 @@ from payclient.cli.files import check_apart, unfit, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps
-from payclient.cli.report import Carried, Report, carried_from
+from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, location_of
-from payclient.cli.tables import bad_rows
-from payclient.cli.texts import counted, in_each_language, text
+from payclient.cli.tables import Dialect, bad_rows
+from payclient.cli.texts import counted, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
@@ -90,9 +88,8 @@ def charge(
     if not (can_send or shown.dry_run):
         return 2
     mark = shown.report_decimal_mark or form.decimal_mark
-    carry = partial(carried_from, rows, form.keep, delimiter=shown.report_delimiter, mark=mark)
-    carried = carry()
-    bad_file = _file_of_bad_rows(rows, shown.skip_bad, carry)
+    carried = carried_from(rows, form.keep, delimiter=shown.report_delimiter, mark=mark)
+    bad_file = _file_of_bad_rows(rows, shown.skip_bad, carried.dialect)
     report = Report(shown.report, carried) if shown.report else None
     window, html = profile.sale_window, shown.html
     page = RunPage(html, title=file.name, window=window, carried=carried) if html else None
@@ -128,18 +125,12 @@ def _input_files(options: ChargeOptions) -> dict[str, Path | None]:
     }
 
 
-def _file_of_bad_rows(
-    file: ChargeFile, path: Path | None, carry: Callable[[], Carried]
-) -> tuple[Path, bytes] | None:
+def _file_of_bad_rows(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Path, bytes] | None:
     """Return the path and content of the file of the bad rows. `ConfigurationError`: another file is there."""
     if path is None or not (file.requests and file.bad):
         return None
-
-    def make() -> bytes:
-        return bad_rows(file, path, carry().dialect)
-
-    content = make()
-    if path.exists() and path.read_bytes() not in in_each_language(make):
+    content = bad_rows(file, path, dialect)
+    if path.exists() and path.read_bytes() != content:
         # Somebody may have corrected them there.
         raise unfit("--skip-bad", path, "is there already, with other rows")
     return path, content

@@ -6,13 +6,11 @@ Logs, exceptions and what machines read are English everywhere.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar, copy_context
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
-
-_T = TypeVar("_T")
+from typing import Any
 
 LANGUAGES = ("en", "es")
 
@@ -34,16 +32,6 @@ def choose_language(given: str | None) -> None:
 def language() -> str:
     """Return the language of this run."""
     return LANGUAGES[_language_index.get()]
-
-
-def in_each_language(make: Callable[[], _T]) -> list[_T]:
-    """Return what a function makes in each language."""
-
-    def made(given: str) -> _T:
-        choose_language(given)
-        return make()
-
-    return [copy_context().run(made, each) for each in LANGUAGES]
 
 
 @cache

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import attrs
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from payclient.batch import ChargeRow
@@ -19,7 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.report import ALREADY_PAID, LABELS, OTHER_CONTENT, Place, Report, ledger_line
 from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import defuse
-from payclient.cli.texts import counted, label, reason, sentence, text
+from payclient.cli.texts import counted, label, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
@@ -29,7 +28,6 @@ from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest, lane_digest
 from payclient.tracking.purchases import Purchase
 from payclient.tracking.tracker import check_service
-from payclient.validation import escape_text
 from payclient.wire import encode_sale
 
 #: Client transaction ids shown of an error about many.
@@ -296,13 +294,7 @@ class Plan:
         for currency, cents in sorted(amounts.items()):
             sums = (terminal.money(each, currency) for each in (sum(cents), min(cents), max(cents)))
             table.add_row(currency, counted(len(cents)), *sums)
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="fold")
-        for name, words, *style in self._facts():
-            if words:
-                facts.add_row(sentence(name), Text(escape_text(words), *style))
-        return Group(table, facts, Text(""))
+        return Group(table, terminal.facts(self._facts()), Text(""))
 
     def _facts(self) -> Iterator[tuple[str, ...]]:
         """Yield the name, words and style of each fact; a fact without words is not shown."""

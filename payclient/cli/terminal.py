@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -214,13 +214,18 @@ def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
-def print_facts(rows: Mapping[str, object]) -> None:
-    """Print names and values in two columns, without the values that are None or an empty text."""
-    table = Table.grid("", Column(overflow="fold"), padding=(0, 2))
-    for name, value in rows.items():
+def facts(rows: Iterable[tuple[Any, ...]]) -> Table:
+    """Return names and values, in a style or none, as two columns, without values that are None or an empty text."""
+    table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for name, value, *style in rows:
         if value not in (None, ""):
-            table.add_row(printable(sentence(name)), printable(value))
-    out().print(table)
+            table.add_row(printable(sentence(name)), printable(value), style="".join(style))
+    return table
+
+
+def print_facts(rows: Mapping[str, object]) -> None:
+    """Print names and values as `facts` does."""
+    out().print(facts(rows.items()))
 
 
 def money(cents: int, currency: str) -> str:

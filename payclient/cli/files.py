@@ -28,13 +28,20 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
 
 
-def write_file(option: str, path: Path, content: bytes) -> None:
-    """Write a whole file that an option names. Raises `ConfigurationError` where it cannot be written."""
+@contextmanager
+def option_file(option: str, path: Path) -> Iterator[BinaryIO]:
+    """Open a file that an option names, as `atomic_write`. Raises `ConfigurationError` where it cannot be written."""
     try:
         with atomic_write(path) as file:
-            file.write(content)
+            yield file
     except OSError as error:
         raise ConfigurationError(f"{option} {path.name}: cannot be written: {error.strerror}") from None
+
+
+def write_file(option: str, path: Path, content: bytes) -> None:
+    """Write a whole file that an option names. Raises `ConfigurationError` where it cannot be written."""
+    with option_file(option, path) as file:
+        file.write(content)
 
 
 def unfit(option: str, path: Path, words: str) -> ConfigurationError:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
-from payclient.cli.files import atomic_write
+from payclient.cli.files import option_file
 from payclient.cli.report import PAID_WORDS, TIMES
 from payclient.cli.settings import NO_LEDGER, Day, LedgerUrl, Yes, final_queries
 from payclient.cli.tables import row_bytes, table_bytes
@@ -331,18 +331,13 @@ async def export(
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
     count = 0
-    try:
-        async with opened(ledger) as book:
-            with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
-                file.write(table_bytes(kind, COLUMNS, ()))
-                async for record in book.records():
-                    file.write(row_bytes(kind, await _export_row(book, record)))
-                    count += 1
-                file.flush()
-    except OSError as error:
-        if out is None:
-            raise
-        raise ConfigurationError(f"--out {out.name}: cannot be written: {error.strerror}") from None
+    async with opened(ledger) as book:
+        with nullcontext(sys.stdout.buffer) if out is None else option_file("--out", out) as file:
+            file.write(table_bytes(kind, COLUMNS, ()))
+            async for record in book.records():
+                file.write(row_bytes(kind, await _export_row(book, record)))
+                count += 1
+            file.flush()
     if out is not None:
         terminal.say(text("ledger.exported", count=count, file=out))
 

@@ -59,6 +59,7 @@ from payclient.events import (
     DecidedAccepted,
     DecidedCancelled,
     DecidedRefused,
+    Decision,
     Event,
     Evidence,
     Exhausted,
@@ -357,9 +358,8 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
                 return "the request to give it back may be on its way"
         case FoundCancelled() if record.state in PAID and seen.state not in PAID:
             return "the report may be older than the payment"
-        case DecidedCancelled() if record.state is State.CANCELLED:
-            if record.links_dead_at is not None and event.at < record.links_dead_at:
-                return "its links may still be paid"
+        case DecidedCancelled() | DecidedRefused() if record.state in (State.CANCELLED, State.REFUSED):
+            return _unready(record, event, seen)
         case ReversalNotSent() | ReversalRefused() if seen.expires_at != record.expires_at:
             return "this was the end of an earlier request to give it back"
         case Reversed() if seen.transaction_id not in (None, record.transaction_id):
@@ -368,6 +368,14 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
             if record.transaction_id is None and not set(record.candidate_ids) <= set(seen.candidate_ids):
                 return "a transaction was named meanwhile, and not queried"
     return None
+
+
+def _unready(record: Record, event: Decision, seen: Record) -> str | None:
+    """Return why a person may not call unpaid once more what ended so; None: a person may."""
+    if seen.version != record.version:
+        return "it has changed meanwhile"
+    is_live = record.links_dead_at is not None and event.at < record.links_dead_at
+    return "its links may still be paid" if is_live and isinstance(event, DecidedCancelled) else None
 
 
 def _id_changes(record: Record, event: Found) -> dict[str, Any]:

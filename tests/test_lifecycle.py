@@ -205,6 +205,16 @@ def test_what_was_named_meanwhile_is_queried_before_anything_is_called_unpaid() 
     assert (decided.state, decided.candidate_ids) == (CANCELLED, ())
 
 
+@pytest.mark.parametrize(("state", "kind"), [(CANCELLED, DecidedCancelled), (REFUSED, DecidedRefused)])
+def test_a_person_ends_no_doubt_that_came_meanwhile(state: State, kind: type[Decision]) -> None:
+    """Who decides once more has looked at all that was named."""
+    seen, event = at_state(state), kind(at=2.0, actor="Ana", reason="seen")
+    named = advance(seen, Notified(at=2.0, transaction_id=9))
+    with pytest.raises(TransitionError, match="changed meanwhile"):
+        advance(named, event, seen)
+    assert advance(named, event, named).state is state
+
+
 @pytest.mark.parametrize("kind", [ReversalNotSent, ReversalRefused])
 def test_the_end_of_an_earlier_reversal_ends_no_later_one(kind: type[Event]) -> None:
     """That one is on its way: called paid, it would be given back once more."""
@@ -472,6 +482,12 @@ def test_no_history_leaves_the_tables_paths(happened: list[tuple[Event, int]]) -
             paid = isinstance(event, FoundCancelled) and seen.state not in (ACCEPTED, REVERSING)
             named = isinstance(event, (events.NothingPaid, FoundCancelled))
             named = named and not {*before.candidate_ids} <= {*seen.candidate_ids}
+            # Who calls it unpaid once more has looked at all that is known.
+            named |= (
+                isinstance(event, (DecidedCancelled, DecidedRefused))
+                and before.state in (CANCELLED, REFUSED)
+                and seen != before
+            )
             assert type(event) not in TRANSITIONS[before.state] or other or early or paid or named
             continue
         records.append(record)

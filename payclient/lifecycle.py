@@ -358,7 +358,7 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
                 return "the request to give it back may be on its way"
         case FoundCancelled() if record.state in PAID and seen.state not in PAID:
             return "the report may be older than the payment"
-        case DecidedCancelled() | DecidedRefused() if record.state in (State.CANCELLED, State.REFUSED):
+        case Decision() if record.state in (State.CANCELLED, State.REFUSED):
             return _unready(record, event, seen)
         case ReversalNotSent() | ReversalRefused() if seen.expires_at != record.expires_at:
             return "this was the end of an earlier request to give it back"
@@ -371,7 +371,7 @@ def _overtaken(record: Record, event: Event, seen: Record) -> str | None:
 
 
 def _unready(record: Record, event: Decision, seen: Record) -> str | None:
-    """Return why a person may not call unpaid once more what ended so; None: a person may."""
+    """Return why a person may not decide once more what ended unpaid; None: a person may."""
     if seen.version != record.version:
         return "it has changed meanwhile"
     is_live = record.links_dead_at is not None and event.at < record.links_dead_at

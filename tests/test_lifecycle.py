@@ -205,14 +205,30 @@ def test_what_was_named_meanwhile_is_queried_before_anything_is_called_unpaid() 
     assert (decided.state, decided.candidate_ids) == (CANCELLED, ())
 
 
-@pytest.mark.parametrize(("state", "kind"), [(CANCELLED, DecidedCancelled), (REFUSED, DecidedRefused)])
-def test_a_person_ends_no_doubt_that_came_meanwhile(state: State, kind: type[Decision]) -> None:
+@pytest.mark.parametrize(
+    ("state", "kind", "after"),
+    [
+        (CANCELLED, DecidedCancelled, CANCELLED),
+        (REFUSED, DecidedRefused, REFUSED),
+        (CANCELLED, DecidedAccepted, ACCEPTED),
+        (REFUSED, DecidedAccepted, ACCEPTED),
+    ],
+)
+def test_a_person_ends_no_doubt_that_came_meanwhile(state: State, kind: type[Decision], after: State) -> None:
     """Who decides once more has looked at all that was named."""
     seen, event = at_state(state), kind(at=2.0, actor="Ana", reason="seen")
     named = advance(seen, Notified(at=2.0, transaction_id=9))
     with pytest.raises(TransitionError, match="changed meanwhile"):
         advance(named, event, seen)
-    assert advance(named, event, named).state is state
+    assert advance(named, event, named).state is after
+
+
+def test_a_person_overrules_no_word_of_the_service_that_came_meanwhile() -> None:
+    """Who calls it paid has looked at it before a query was answered: as it was still unknown."""
+    seen, event = at_state(UNKNOWN), DecidedAccepted(at=2.0, actor="Ana", reason="seen")
+    for ends in (FoundCancelled(at=2.0), ProvenAbsent(at=2.0)):
+        with pytest.raises(TransitionError, match="changed meanwhile"):
+            advance(advance(seen, ends), event, seen)
 
 
 @pytest.mark.parametrize("kind", [ReversalNotSent, ReversalRefused])
@@ -482,12 +498,8 @@ def test_no_history_leaves_the_tables_paths(happened: list[tuple[Event, int]]) -
             paid = isinstance(event, FoundCancelled) and seen.state not in (ACCEPTED, REVERSING)
             named = isinstance(event, (events.NothingPaid, FoundCancelled))
             named = named and not {*before.candidate_ids} <= {*seen.candidate_ids}
-            # Who calls it unpaid once more has looked at all that is known.
-            named |= (
-                isinstance(event, (DecidedCancelled, DecidedRefused))
-                and before.state in (CANCELLED, REFUSED)
-                and seen != before
-            )
+            # Who decides once more has looked at all that is known.
+            named |= isinstance(event, Decision) and before.state in (CANCELLED, REFUSED) and seen != before
             assert type(event) not in TRANSITIONS[before.state] or other or early or paid or named
             continue
         records.append(record)

@@ -36,6 +36,7 @@ from fake_service import (
     refusal,
     refused,
     refuses,
+    reset,
     sale,
     tracking,
     when,
@@ -534,6 +535,33 @@ async def test_a_person_ends_the_doubt_about_what_was_refused(ledger: Ledger) ->
         await tracker.notify(hint(8))  # the same once more
         assert (await tracker.sale(sale())).attempt == 3
         assert (await tracker.purchase("order-17")).paid is None
+
+
+async def test_a_persons_word_about_a_refused_sale_does_not_take_the_place_of_a_query() -> None:
+    """The service can be asked, and fails for a moment: it may know by now that the sale is paid."""
+    service = FakeService()
+    async with refused(service, refuses(800)) as tracker:
+        await tracker.notify(hint(7))
+        await service.clock.advance(5)
+        await tracker.resolve("order-17", as_="refused", actor="Ana", reason="not in the portal")
+        service.add_sale(7)
+        service.status_scripts = [reset]
+        await error_of(payclient.NotSentError, tracker.sale(sale()), match="cannot be queried")
+        assert (await tracker.sale(sale())).state is State.ACCEPTED
+
+
+async def test_a_persons_word_is_about_each_refused_attempt(service: Accounts) -> None:
+    """The first may exist, by what its refusal said; a person decides the newest."""
+    async with under(service, "token-1") as tracker:
+        for script in (refuses(22, 2061), refuses(800)):
+            service.scripts = [script]
+            await error_of(payclient.RefusedError, tracker.sale(sale()))
+            await service.clock.advance(600)
+    await sold_by_other(service, "order-17")
+    async with under(service, "token-2") as tracker:
+        await error_of(payclient.NotSentError, tracker.sale(sale()), match="other credentials")
+        await tracker.resolve("order-17", as_="refused", actor="Ana", reason="not in the portal")
+        assert (await tracker.sale(sale())).attempt == 3
 
 
 async def test_a_person_ends_the_doubt_about_another_accounts_closed_form(

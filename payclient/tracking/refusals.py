@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 
+class _UntoldError(NotSentError):
+    """No query tells whether an ask exists: only a person can."""
+
+
 def may_exist(refused: Record, named: Set[int], codes: Set[int]) -> bool:
     """Return whether a refused attempt may exist all the same, so that it is queried before another is sent.
 
@@ -81,6 +85,8 @@ class Refusals:
             if ended.state is State.REFUSED:
                 return await self._find_refused(ended)
             return await self._find_unheard(ended)
+        except _UntoldError as error:
+            raise NotSentError(error.args[0], client_transaction_id=ended.client_transaction_id) from None
         except PayError as error:
             raise named_error(error, ended.client_transaction_id) from error.__cause__
 
@@ -97,10 +103,11 @@ class Refusals:
         was_created = any("created_id" in change.facts for change in changes)
         try:
             return await self._find_doubted(ended, doubted, was_created=was_created)
-        except NotSentError:
-            events = [each.event for each in changes if each.attempt == doubted[-1].attempt]
-            if DecidedRefused.__name__ in events[-1:]:
-                return None  # nobody can tell, and nothing was named to it since a person said that it does not exist
+        except _UntoldError:
+            by_person, numbers = DecidedRefused.__name__, {each.attempt for each in doubted}
+            events = [each.event for each in changes if each.event == by_person or each.attempt in numbers]
+            if by_person in events[-1:]:
+                return None  # nothing was named to one of them since a person said that none exists
             raise
 
     async def _find_unheard(self, ended: Record) -> Record | None:
@@ -135,7 +142,7 @@ class Refusals:
             if not was_created or self._poller.policy.can_query_any:
                 return None
             words = "an earlier attempt was created, as its answer said, and no query by client transaction id finds it"
-            raise NotSentError(words)
+            raise _UntoldError(words)
         newest = await self._poller.asks.ledger.get(before.client_transaction_id)
         if newest is not None and newest.attempt > before.attempt and newest.state.paid is not False:
             return newest  # another process has sent it since, which was found
@@ -167,17 +174,18 @@ class Refusals:
         """Return what `_find` finds. Raises `NotSentError` where that fails, or under this token proves nothing."""
         is_notified = any(each.notified_at is not None for each in doubted)
         if is_notified and not _ids_to_query(doubted, self._poller.policy):
-            raise NotSentError("an earlier attempt may exist: it was notified, and no query can find it")
+            raise _UntoldError("an earlier attempt may exist: it was notified, and no query can find it")
         try:
             report = await self._find(before, doubted)
         except Exception as failed:  # a user's own source may raise anything
             why = str(failed) if isinstance(failed, NotSentError) else type(failed).__name__
-            raise NotSentError(f"an earlier attempt may exist, and cannot be queried ({why})") from None
+            kind = _UntoldError if isinstance(failed, _UntoldError) else NotSentError
+            raise kind(f"an earlier attempt may exist, and cannot be queried ({why})") from None
         has_trace = report is not None or is_notified
         if has_trace and self._queries.source is None and not all(map(self._queries.can_see, doubted)):
             found = "not found" if report is None else "found"
             words = f"an earlier attempt may exist: its id was {found} under other credentials than those that sent it"
-            raise NotSentError(words)
+            raise _UntoldError(words)
         return report
 
     async def _find(self, before: Record, doubted: Sequence[Record]) -> StatusReport | None:
@@ -205,9 +213,9 @@ class Refusals:
                 is_ours_misspelt = report.client_transaction_id not in (None, identifier)
                 if queried_id is not None and not (report.unreadable or is_ours_misspelt):
                     continue  # anybody may have named it
-                raise NotSentError("what was found under its id is not as it was sent")
+                raise _UntoldError("what was found under its id is not as it was sent")
             if await self._queries.is_anothers(before, report):
-                raise NotSentError("another sale's transaction was found under its id")
+                raise _UntoldError("another sale's transaction was found under its id")
             report = attrs.evolve(report, transaction_id=queried_id or report.transaction_id)
             if report.state != "Cancelado":
                 return report

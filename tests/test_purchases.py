@@ -133,6 +133,18 @@ async def test_a_second_click_for_another_purchase_is_not_told_that_it_is_paid(
         assert types == [payclient.AlreadyPaidError, payclient.DifferentRequestError]
 
 
+async def test_a_second_click_is_told_that_the_ledger_failed(service: FakeService) -> None:
+    """Which purchase the first click is of stands in the ledger: that it is another one would be a guess."""
+    ledger = FailingLedger(lambda _: False)
+    async with tracking(service, ledger) as tracker:
+        service.scripts = [refuses(22)]
+        await error_of(payclient.RefusedError, tracker.sale(sale(), purchase="cart"))
+        ledger.fails = lambda name: name == "get"
+        clicks = (tracker.sale(sale(), purchase=each) for each in (None, "cart"))
+        types = [type(each) for each in await asyncio.gather(*clicks, return_exceptions=True)]
+        assert types == [payclient.LedgerUnavailableError] * 2
+
+
 async def test_a_purchase_of_the_same_name_is_the_one_without_a_name(service: FakeService) -> None:
     """Also while the sale is being sent."""
     async with tracking(service) as tracker:

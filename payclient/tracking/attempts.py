@@ -20,6 +20,7 @@ from payclient.clock import Clock, is_cancelled_alone, outlive, start
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
+    LedgerError,
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
@@ -209,7 +210,8 @@ class Attempts:
         try:
             record = await outlive(task)
         except PayError as error:
-            if sender is not attempt:  # the error may say of the sender's purchase that it is paid
+            # It may say of the sender's purchase that it is paid. Where the ledger failed, that was perhaps not read.
+            if sender is not attempt and not isinstance(error, LedgerError):
                 attempt.check_same(sender.digest, sender.purchase_key)
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:

@@ -19,10 +19,13 @@ from fake_service import (
     lost_request,
     outcome_of,
     refusal,
+    refused,
+    refuses,
     sale,
     tracking,
     two_processes,
 )
+from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -120,6 +123,24 @@ async def test_the_service_may_correct_what_was_accepted_by_hand(caplog: pytest.
         outcome = await pending.check()
         assert (outcome.state, outcome.paid) == ("reversed", False)
         assert alarms(caplog) == ["order-17: accepted, and found given back"]
+
+
+@pytest.mark.parametrize("as_", ["accepted", "refused"])
+async def test_what_was_plainly_refused_is_not_decided_by_hand(as_: Any) -> None:
+    """A mistyped id would make it paid for good: no query finds it. Where it was notified a person decides."""
+    async with refused(FakeService(), refuses(800), profile=payclient.DOCUMENT) as tracker:
+        await error_of(payclient.TransitionError, tracker.resolve("order-17", as_=as_, **WHO), "is refused")
+        await tracker.notify(hint(7))
+        assert (await tracker.resolve("order-17", as_=as_, **WHO)).state == as_
+
+
+async def test_what_was_refused_by_proof_is_decided_by_hand() -> None:
+    """The proof may be wrong: the service lists late."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        service.scripts = [lost_request]
+        assert (await outcome_of(service, await tracker.sale(sale()))).evidence is Evidence.ABSENT
+        assert (await tracker.resolve("order-17", as_="accepted", **WHO)).paid is True
 
 
 async def test_what_is_not_decided_by_hand() -> None:

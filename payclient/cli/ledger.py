@@ -286,8 +286,8 @@ async def resolve(
             raise ConfigurationError(f"{option}: must not be empty")
     # The ledger is closed while a person is asked, so that nobody's charges wait for the answer.
     async with opened(ledger, changes=True) as book:
-        seen = await newest(book, identifier)
-    if (fault := objection(seen, as_)) is not None:
+        seen, history = await newest(book, identifier), await book.history(identifier)
+    if (fault := objection(seen, as_, history)) is not None:
         raise ConfigurationError(fault)
     _say_what_it_means(seen, as_)
     terminal.ask(text("ledger.decide"), "nothing was changed", yes=yes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -11,7 +11,7 @@ from payclient.answers import is_id
 from payclient.auth import service_fingerprint
 from payclient.clock import Clock, LoopClock
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
-from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision, NotSent, Refused
 from payclient.ledger import Change, Ledger
 from payclient.lifecycle import TRANSITIONS, Record, State
 from payclient.logs import tracker_log as log
@@ -28,7 +28,7 @@ from payclient.tracking.health import Health, probe
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, check_purchase, held_until
-from payclient.tracking.recovery import look_back, take_over
+from payclient.tracking.recovery import existing, look_back, take_over
 from payclient.tracking.reversals import reverse, withdraw
 from payclient.validation import check_method, check_setting, check_type, is_positive, text_fault
 
@@ -43,11 +43,21 @@ DECISIONS: Mapping[str, type[Decision]] = MappingProxyType(
 )
 
 
-def objection(record: Record, as_: str) -> str | None:
-    """Return why a person may not decide the record so; None: a person may."""
+#: The changes of what was plainly refused, or never sent.
+_PLAIN = {"Permitted", Refused.__name__, NotSent.__name__}
+
+
+def _is_settled(record: Record, history: Sequence[Change]) -> bool:
+    """Return whether an ask was plainly refused, or cancelled, and nothing was named to it."""
+    if record.state is State.REFUSED:
+        return not existing(history) and all(each.event in _PLAIN for each in history)
+    return record.state is State.CANCELLED and not record.candidate_ids
+
+
+def objection(record: Record, as_: str, history: Sequence[Change]) -> str | None:
+    """Return why a person may not decide the record, of an id with this history, so; None: a person may."""
     kind = DECISIONS[as_]
-    is_settled = record.state is State.CANCELLED and not record.candidate_ids
-    if kind in TRANSITIONS[record.state] and not is_settled:
+    if kind in TRANSITIONS[record.state] and not _is_settled(record, history):
         return None
     allowed = " or ".join(
         state for state, table in TRANSITIONS.items() if kind in table and not state.decided
@@ -322,9 +332,9 @@ class Tracker:
         `accepted` stands until the service says that it was cancelled, and `cancelled` until it says that it was
         accepted; of a reversal without an answer `cancelled` is final, and means that the money went back. `refused`
         **allows this id to be charged again**: if the attempt does exist at the service, the customer pays twice.
-        What `NotSentError` says may exist all the same is decided once more: REFUSED as `accepted` or `refused`, a
-        CANCELLED form to which a payment was named as `accepted` or, once its links are dead, `cancelled`. That frees
-        its purchase, unless it is paid, until a payment is named to it anew.
+        What `NotSentError` says may exist all the same is decided once more: REFUSED as `accepted` or `refused`, unless
+        nothing but its refusal is known; a CANCELLED form to which a payment was named as `accepted` or, once its links
+        are dead, `cancelled`. That frees its purchase, unless it is paid, until a payment is named to it anew.
         `actor` and `reason` are kept in the history, and must not be empty.
 
         Raises `TransitionError` where the state does not allow it, and `UsageError` for an id that the ledger does not
@@ -343,7 +353,9 @@ class Tracker:
         if record is None:
             words = "this ledger has no such ask; nothing was changed"
             raise UsageError(words, client_transaction_id=client_transaction_id)
-        if (fault := objection(record, as_)) is not None:
+        history = await self._ledger.history(client_transaction_id)
+        self._poller.asks.check_open(client_transaction_id)  # no close waits for what begins after it
+        if (fault := objection(record, as_, history)) is not None:
             raise TransitionError(fault, client_transaction_id=client_transaction_id)
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
         words = "the tracker was closed before the decision was on record; look at its history"

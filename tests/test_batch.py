@@ -43,6 +43,7 @@ from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.cli.report import line_of
 from payclient.clock import sleep
+from payclient.events import FoundCancelled
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -1001,6 +1002,23 @@ async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) ->
     results = await charged(service, rows(20), ledger, wait=0, max_in_flight=1, each_second=silent)
     assert not [result for result in results.values() if result.error is not None]
     assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
+
+
+async def test_purchases_whose_other_asks_are_in_doubt_stop_no_batch(service: FakeService) -> None:
+    """They may be paid by forms that no query under the renewed token finds, at each run anew: the service answers."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        for number in range(9):
+            await tracker.prepare(form(f"form-{number}"), purchase=f"cart-{number}")
+            record = await record_in(ledger, f"form-{number}")
+            await ledger.apply(record, FoundCancelled(at=service.clock.time()))
+            await tracker.notify(hint(5000 + number, f"form-{number}"))
+    await service.clock.advance(20_000)
+    carts = [ChargeRow(request=each, purchase=f"cart-{number}") for number, each in enumerate(rows(20))]
+    async with tracking(service, ledger, token="renewed") as tracker:
+        results = await run(service, tracker, carts, wait=0, max_in_flight=1, each_second=silent)
+    assert [type(result.error) for result in results.values()].count(payclient.NotSentError) == 9
+    assert len(service.posted) == 11
 
 
 # --- Tokens

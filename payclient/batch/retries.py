@@ -90,7 +90,8 @@ class RetryPolicy:
     def retry_delay(self, row: LaneRow, error: Exception, token_used: int, made_at: float) -> float | None:
         """Count an error, and return in how many seconds its row, which created nothing, is sent again; None: never."""
         if isinstance(error, NotSentError):
-            self._not_sent_in_a_row += 1
+            # One that names another ask says that its purchase is in doubt: the service was not tried.
+            self._not_sent_in_a_row += error.client_transaction_id == row.request.client_transaction_id
             if self._not_sent_in_a_row >= NOT_SENT_IN_A_ROW:
                 self._stop(f"{NOT_SENT_IN_A_ROW} charges in a row did not reach the service ({error})")
             return None

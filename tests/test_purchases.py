@@ -26,6 +26,7 @@ from fake_service import (
     hint,
     lost_answer,
     lost_request,
+    no_connection,
     outcome_of,
     paid,
     pending_of,
@@ -131,6 +132,18 @@ async def test_a_second_click_for_another_purchase_is_not_told_that_it_is_paid(
         clicks = (tracker.sale(sale(), purchase=each) for each in (None, "another cart"))
         types = [type(each) for each in await asyncio.gather(*clicks, return_exceptions=True)]
         assert types == [payclient.AlreadyPaidError, payclient.DifferentRequestError]
+
+
+async def test_a_second_click_for_another_purchase_is_told_that_nothing_was_sent(
+    service: FakeService,
+) -> None:
+    """It may be sent again: no sale has its id."""
+    async with tracking(service) as tracker:
+        service.scripts = [no_connection] * 3
+        clicks = (tracker.sale(sale(), purchase=each) for each in (None, "another cart"))
+        types = [type(each) for each in await asyncio.gather(*clicks, return_exceptions=True)]
+        assert types == [payclient.NotSentError] * 2
+        assert (await tracker.sale(sale(), purchase="another cart")).state is State.PENDING
 
 
 async def test_a_second_click_is_told_that_the_ledger_failed(service: FakeService) -> None:

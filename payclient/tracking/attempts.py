@@ -18,13 +18,14 @@ import orjson
 from payclient.auth import SIGNED_WITH
 from payclient.clock import Clock, is_cancelled_alone, outlive, start
 from payclient.errors import (
+    AlreadyPaidError,
     CustomerBusyError,
     DifferentRequestError,
-    LedgerError,
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
+    PurchaseOpenError,
     RefusedError,
     TrackerClosedError,
     named_error,
@@ -210,8 +211,8 @@ class Attempts:
         try:
             record = await outlive(task)
         except PayError as error:
-            # It may say of the sender's purchase that it is paid. Where the ledger failed, that was perhaps not read.
-            if sender is not attempt and not isinstance(error, LedgerError):
+            is_of_purchase = isinstance(error, AlreadyPaidError | PurchaseOpenError)
+            if is_of_purchase and sender is not attempt:
                 attempt.check_same(sender.digest, sender.purchase_key)
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:

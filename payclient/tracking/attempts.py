@@ -135,6 +135,11 @@ class Attempt:
             return
         raise DifferentRequestError(words, client_transaction_id=identifier)
 
+    def check_error(self, error: PayError, sender: Attempt) -> None:
+        """Raise `DifferentRequestError` where another sender's error says of another purchase that it is paid or open."""
+        if sender is not self and isinstance(error, AlreadyPaidError | PurchaseOpenError):
+            self.check_same(sender.digest, sender.purchase_key)
+
 
 class Attempts:
     """Sends through one ledger, one attempt at a time for each client transaction id."""
@@ -211,9 +216,7 @@ class Attempts:
         try:
             record = await outlive(task)
         except PayError as error:
-            is_of_purchase = isinstance(error, AlreadyPaidError | PurchaseOpenError)
-            if is_of_purchase and sender is not attempt:
-                attempt.check_same(sender.digest, sender.purchase_key)
+            attempt.check_error(error, sender)
             raise named_error(error, identifier) from error.__cause__
         except asyncio.CancelledError:
             if not is_cancelled_alone(task):

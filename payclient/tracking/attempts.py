@@ -136,7 +136,7 @@ class Attempt:
         raise DifferentRequestError(words, client_transaction_id=identifier)
 
     def check_error(self, error: PayError, sender: Attempt) -> None:
-        """Raise `DifferentRequestError` where another sender's error says of another purchase that it is paid or open."""
+        """Raise `DifferentRequestError` where an error says that the purchase of another sender is paid or open."""
         if sender is not self and isinstance(error, AlreadyPaidError | PurchaseOpenError):
             self.check_same(sender.digest, sender.purchase_key)
 

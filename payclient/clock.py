@@ -167,10 +167,12 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 async def drain(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
-    """Let tasks end within so many seconds of real time, and cancel those that have not."""
+    """Let tasks end within so many seconds of real time, and cancel those that have not; earlier by a cancellation."""
     if tasks := tuple(tasks):
-        await asyncio.wait(tasks, timeout=seconds)
-        await cancel_all(tasks)
+        try:
+            await asyncio.wait(tasks, timeout=seconds)
+        finally:
+            await cancel_all(tasks)
 
 
 # --- Time-outs

@@ -41,6 +41,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
+from payclient.session import PaySession
 from payclient.tracking import leases
 from required import module
 from shops.serving import UVICORN, blocks_of, serving
@@ -166,6 +167,29 @@ async def test_closing_goes_on_where_it_is_cancelled_again(service: FakeService,
     assert asyncio.all_tasks() == {asyncio.current_task()}
     async with payclient.open_tracker("https://pay.example", "token", **options) as tracker:
         assert (await pending_of(tracker)).transaction_id == 1000
+
+
+@pytest.mark.parametrize("drain", [None, 0])
+@pytest.mark.parametrize("steps", range(1, 12))
+async def test_a_close_that_is_cancelled_ends_every_wait_all_the_same(
+    service: FakeService, steps: int, drain: int | None
+) -> None:
+    """At whichever step, as by a time-out around the tracker: it closes at once, and a charge on its way may exist."""
+    async with PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session:
+        tracker = payclient.Tracker(session, MemoryLedger(), clock=service.clock, drain=drain)
+        await tracker.__aenter__()
+        wait = asyncio.create_task((await tracker.sale(sale())).wait())
+        service.scripts = [held := Held()]
+        caller = asyncio.create_task(tracker.sale(sale("order-18")))
+        await held.there.wait()
+        closing = asyncio.create_task(tracker.aclose())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.wait([closing])
+            await error_of(payclient.TrackerClosedError, wait)
+            assert (await caller).outcome.paid is None
 
 
 async def test_a_reversal_that_is_not_answered_in_time_stays_open(service: FakeService) -> None:

@@ -483,14 +483,18 @@ class Poller:
 
     async def aclose(self, drain_seconds: float = 0.0) -> None:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
-        await drain(self.detached, drain_seconds)
-        self.asks.closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        await cancel_all((*self._requests, *self._expiries, *self._works))
-        closing = [] if self.asks.leases is None else [self.asks.leases.aclose()]
-        await asyncio.gather(*closing, self.asks.late.aclose())  # once nothing else writes
-        self.confirmer.close()
-        for started in self._starting.values():
-            started.set()
-        self.asks.close()
+        try:
+            await drain(self.detached, drain_seconds)
+        finally:  # also where the caller is cancelled: who waits in other tasks would wait for ever
+            self.asks.closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            try:
+                await cancel_all((*self._requests, *self._expiries, *self._works))
+                closing = [] if self.asks.leases is None else [self.asks.leases.aclose()]
+                await asyncio.gather(*closing, self.asks.late.aclose())  # once nothing else writes
+            finally:
+                self.confirmer.close()
+                for started in self._starting.values():
+                    started.set()
+                self.asks.close()

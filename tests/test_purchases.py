@@ -431,6 +431,28 @@ async def test_an_exhausted_push_that_is_notified_is_queried_before_another(
             await tracker.sale(sale("second"), purchase="cart")
 
 
+async def test_an_exhausted_push_that_is_notified_as_another_connects_forbids_that(
+    service: FakeService,
+) -> None:
+    """It was free until then, and may be paid."""
+    connecting = Gate()
+
+    async def connects(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await connecting()
+        return await service.take(request, before_send)
+
+    async with selling(service, purchase="cart") as (tracker, pending):
+        assert (await outcome_of(service, pending)).evidence is Evidence.LAST_QUERY
+        service.scripts = [connects]
+        asking = asyncio.ensure_future(tracker.sale(sale("second"), purchase="cart"))
+        await connecting.there.wait()
+        service.status_scripts = [reset] * 99
+        await tracker.notify(hint(1000))
+        connecting.go.set()
+        await error_of(payclient.NotSentError, asking, match="as this one connected")
+    assert "second" not in service.posted
+
+
 async def test_an_expired_push_that_nobody_could_query_is_queried_before_another(
     service: FakeService,
 ) -> None:

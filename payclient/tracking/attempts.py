@@ -99,7 +99,7 @@ class Attempt:
     purchase: str | None = None
     lane: bytes = attrs.field(default=b"", repr=False)
     beside_open_form: bool = False
-    #: The refused attempt of the same id before this one, and all refused attempts that this one relies on.
+    #: The refused attempt of the same id before this one, and all that was refused, or expired, and may not be paid.
     before: Record | None = None
     relies_on: Sequence[Record] = ()
     #: What Prepare returned.
@@ -297,7 +297,7 @@ class Attempts:
         for each in newest.values():
             if (found := await self.refusals.find_ended(each)) is not None:
                 raise PermitDeniedError if each is before else refusal_of(self._poller, found)
-        attempt.relies_on = [each for each in newest.values() if each.state is State.REFUSED]
+        attempt.relies_on = [each for each in newest.values() if each.state in (State.REFUSED, State.EXPIRED)]
 
     async def _post(self, attempt: Attempt) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""

@@ -6,6 +6,7 @@ Proxies repeat a POST, a service lists late, and where nobody could query an ask
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -45,6 +46,10 @@ def may_exist(refused: Record, named: Set[int], codes: Set[int]) -> bool:
     return refused.notified_at is not None or (refused.kind == "sale" and is_doubted)
 
 
+#: What is known of an ask: a change of it means that it may be paid.
+_known = attrgetter("state", "notified_at", "candidate_ids")
+
+
 def _ids_to_query(attempts: Sequence[Record], policy: Policy) -> list[tuple[str, int | None]]:
     """Return kinds and ids to query attempts by: what was named to them, the newest first, then None: by our own id."""
     # An id may have been that of a sale and of a form.
@@ -66,12 +71,13 @@ class Refusals:
         if not await self._poller.wait_for_turn():
             raise NotSentError("a query could not be made in time by the rate")
 
-    async def check_unchanged(self, refused: Sequence[Record]) -> None:
-        """Raise where one of the refused attempts was notified since it was looked at: it may exist."""
-        found, _ = await self._poller.asks.ledger.find([each.client_transaction_id for each in refused])
-        for each in refused:
+    async def check_unchanged(self, ended: Sequence[Record]) -> None:
+        """Raise where one of these asks was notified, or found, since it was looked at: it may be paid."""
+        found, _ = await self._poller.asks.ledger.find([each.client_transaction_id for each in ended])
+        for each in ended:
             attempts = found.get(each.client_transaction_id, ())[each.attempt - 1 :]
-            if attempts and attempts[0].version > each.version:
+            # A query of it may have been its last one, which is written too.
+            if attempts and _known(attempts[0]) != _known(each):
                 words = "an earlier attempt was notified, or found, as this one connected"
                 raise NotSentError(words, client_transaction_id=each.client_transaction_id)
 

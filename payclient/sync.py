@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
+from importlib import import_module
 from itertools import chain, islice, repeat
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
@@ -31,6 +32,11 @@ __all__ = [
     "open_tracker",
     "open_tracker_from_env",
 ]
+
+# Loaded now, and not as a first tracker opens: a child that is forked amid an import would wait for its end for ever.
+for _name in ("memory", "sqlite", "postgres"):
+    with suppress(ImportError):  # asyncpg is missing
+        import_module(f"payclient.ledger.{_name}")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

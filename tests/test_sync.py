@@ -614,6 +614,36 @@ def test_a_fork(service: SimulatorThread) -> None:
     assert set(service.created_per_client_id.values()) == {1}
 
 
+def test_a_fork_as_the_first_tracker_opens(service: SimulatorThread, tmp_path: Path) -> None:
+    """The child opens a ledger of its own: no thread of the parent's is amid loading what it needs."""
+    out = ended(start(f"""
+        from importlib.machinery import SourceFileLoader
+        load = SourceFileLoader.exec_module
+        def slow(self, module):
+            if module.__name__ == "payclient.ledger.sqlite":
+                amid.set()
+                go.wait(60)
+            load(self, module)
+        def use(number):
+            with opening(ledger=f"sqlite:{tmp_path}/{{number}}.db") as tracker:
+                assert tracker.find("order-17") is None
+            amid.set()
+        amid, go = threading.Event(), threading.Event()
+        SourceFileLoader.exec_module = slow
+        thread = threading.Thread(target=use, args=[1])
+        thread.start()
+        amid.wait(60)
+        if (child := os.fork()) == 0:
+            signal.alarm(10)
+            use(2)
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        go.set()
+        thread.join()
+    """, service.url))  # fmt: skip
+    assert out == "7\n"
+
+
 def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp_path: Path) -> None:
     """A send in flight is recorded first, threads that wait are released, and nothing hangs."""
     service.fail_next(Fault("latency", seconds=0.5, when="after"))

@@ -295,6 +295,8 @@ async def test_a_connection_that_is_lost_hides_no_second_payment(
         return rows
 
     async with opened(postgres.url(database)) as ledger:
+        assert isinstance(ledger, Shared)
+        ledger.hold(60.0)
         first = await permitted(ledger, sale("first"), *PATHS[State.REFUSED])
         await permitted(ledger, sale("second"), *PATHS[State.ACCEPTED])
         monkeypatch.setattr(PostgresDatabase, "fetch", fetch_cut)

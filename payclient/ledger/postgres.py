@@ -196,7 +196,8 @@ class PostgresWriter(Writer):
                 if digest_key != self._digest_key:
                     raise LedgerUnavailableError("another ledger has taken this one's place")
                 await self._database.fetch("wait_for_own", (self.owner,))
-                if self.holds_for is not None:  # the connection may have ended between a payment and its `Overpaid`
+                # The connection may have ended between a payment and its `Overpaid`.
+                if self.holds_for is not None:
                     self.submit(Read(partial(note_unsaid, at=time.time()))).add_done_callback(read_exception)
                 self._log_recovery()
             except Exception as error:  # whatever it is must not end the task

@@ -171,8 +171,11 @@ async def drain(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
     if tasks := tuple(tasks):
         try:
             await asyncio.wait(tasks, timeout=seconds)
-        finally:
+        # Nothing else is caught: a coroutine that its loop leaves behind ends by GeneratorExit, and may not wait then.
+        except asyncio.CancelledError:
             await cancel_all(tasks)
+            raise
+        await cancel_all(tasks)
 
 
 # --- Time-outs

@@ -192,6 +192,18 @@ async def test_a_close_that_is_cancelled_ends_every_wait_all_the_same(
             assert (await caller).outcome.paid is None
 
 
+async def test_a_close_that_its_loop_leaves_behind_waits_for_nothing(service: FakeService) -> None:
+    """It is ended by GeneratorExit, as where a program throws a loop away; whoever waits then gets a RuntimeError."""
+    async with tracking(service) as tracker:
+        service.scripts = [held := Held()]
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await held.there.wait()
+        closing = tracker.aclose()
+        closing.send(None)
+        closing.close()
+        caller.cancel()
+
+
 async def test_a_reversal_that_is_not_answered_in_time_stays_open(service: FakeService) -> None:
     """It is REVERSING, and the next tracker finds out."""
     async with tracking(service, profile=REVERSING, drain=0) as tracker:

@@ -485,16 +485,22 @@ class Poller:
         """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
         try:
             await drain(self.detached, drain_seconds)
-        finally:  # also where the caller is cancelled: who waits in other tasks would wait for ever
-            self.asks.closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-            try:
-                await cancel_all((*self._requests, *self._expiries, *self._works))
-                closing = [] if self.asks.leases is None else [self.asks.leases.aclose()]
-                await asyncio.gather(*closing, self.asks.late.aclose())  # once nothing else writes
-            finally:
-                self.confirmer.close()
-                for started in self._starting.values():
-                    started.set()
-                self.asks.close()
+        except asyncio.CancelledError:  # who waits in other tasks would wait for ever
+            await self._stop()
+            raise
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """End requests and waits."""
+        self.asks.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await cancel_all((*self._requests, *self._expiries, *self._works))
+            closing = [] if self.asks.leases is None else [self.asks.leases.aclose()]
+            await asyncio.gather(*closing, self.asks.late.aclose())  # once nothing else writes
+        finally:  # also where the caller is cancelled
+            self.confirmer.close()
+            for started in self._starting.values():
+                started.set()
+            self.asks.close()

@@ -90,7 +90,7 @@ class PostgresDatabase:
             raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
         return {row[0] for row in rows}
 
-    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[Any, Any]:
+    async def look_up(self, ids: Sequence[str], purchases: Sequence[str]) -> tuple[list[Any], list[Any]]:
         rows = await self.fetch("look_up", (ids, purchases))
         return [row for row in rows if not row["is_ask"]], [row for row in rows if row["is_ask"]]
 

@@ -38,8 +38,8 @@ class _UntoldError(NotSentError):
 def may_exist(refused: Record, named: Set[int], codes: Set[int]) -> bool:
     """Return whether a refused attempt may exist all the same, so that it is queried before another is sent.
 
-    The query after a refusal because of what exists may have come too early; `named`: the attempts so refused by what
-    was known then, and `codes`: the profile's of duplicates.
+    The query after a refusal because of what exists may have come too early. `named` are the attempts that were
+    refused so, as their history says, and `codes` the profile's codes of duplicates.
     """
     # The profile may list its code only since then. The history has what was known then, or the archive alone has it.
     is_doubted = refused.archived or refused.error_code in codes or refused.attempt in named
@@ -117,9 +117,7 @@ class Refusals:
             raise
 
     async def _find_unheard(self, ended: Record) -> Record | None:
-        """Do what `find_ended` does for an ask that was not refused, and ended unheard: nobody could query it, or its
-        customer's answer came too late.
-        """
+        """Do what `find_ended` does for an ask that ended unheard: its customer acted late, or nobody could query."""
         policy, is_form = self._poller.policy, ended.kind == "form"
         is_named = is_form and ended.state is not State.REVERSED and bool(ended.candidate_ids)
         is_free = self._poller.clock.time() >= policy.closed_until(ended)
